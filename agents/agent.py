@@ -17,7 +17,7 @@ from ..nets import (
 )
 from .base import CODE_SUPPLIED, LossTerms
 from .filters import binary_filter
-from .off_policy import Judgement, OffPolicyAgent, View, expectation
+from .off_policy import Judgement, OffPolicyAgent, Transitions, expectation
 
 
 @gin.configurable(denylist=CODE_SUPPLIED)
@@ -83,20 +83,20 @@ class Agent(OffPolicyAgent):
         torch.compiler.allow_in_graph(self.fbc_filter_func)  # type: ignore[no-untyped-call]
         super().compile_learning(backend)
 
-    def losses(self, view: View, with_metrics: bool) -> LossTerms:
+    def losses(self, transitions: Transitions, with_metrics: bool) -> LossTerms:
         next_actor = self.target_actor if self.use_target_actor else self.actor
         with torch.no_grad():
-            targets = self.policy_targets(view, self.policies(next_actor, view.following))
-        self.gather_targets(targets, view)
-        policy = self.policies(self.actor, view.here)
-        q_data, q_policy = self._action_values(view, policy)
+            targets = self.policy_targets(transitions, self.policies(next_actor, transitions.following))
+        self.gather_targets(targets, transitions)
+        policy = self.policies(self.actor, transitions.current)
+        q_data, q_policy = self._action_values(transitions, policy)
         critic_loss = self.critic_errors(q_data, targets)
         advantages = self._advantages(q_data, q_policy)
-        actor_loss, weights = self._actor_loss(view, policy, q_policy, advantages)
+        actor_loss, weights = self._actor_loss(transitions, policy, q_policy, advantages)
         metrics: dict[str, Tensor] = {}
         if with_metrics:
             metrics = self.figures(
-                view,
+                transitions,
                 q=q_data,
                 targets=targets,
                 policy=policy,
@@ -105,16 +105,16 @@ class Agent(OffPolicyAgent):
             )
         return LossTerms(actor_loss, critic_loss, metrics)
 
-    def _action_values(self, view: View, policy: PolicyDistribution) -> tuple[Tensor, Tensor]:
+    def _action_values(self, transitions: Transitions, policy: PolicyDistribution) -> tuple[Tensor, Tensor]:
         """Values (B, L, C, G, 1) of recorded actions, and of the policy's for the actor loss.
 
         The second carries gradient into the policy alone, not into critics or their state input.
         """
-        state = view.here.state
+        state = transitions.current.state
         if isinstance(policy, Categorical):
             values = self.all_values(self.critics, state)
-            return expectation(values, view.recorded), expectation(values.detach(), policy.probs)
-        q_data = self.recorded_values(self.critics, state, view.recorded)
+            return expectation(values, transitions.recorded), expectation(values.detach(), policy.probs)
+        q_data = self.recorded_values(self.critics, state, transitions.recorded)
         num_samples = self.num_actions_for_value_in_actor_loss
         return q_data, self.policy_values(self.critics.frozen(), state.detach(), policy, num_samples)
 
@@ -123,22 +123,22 @@ class Agent(OffPolicyAgent):
         """(B, L, G, 1) how much better the recorded action is than the policy, environment units."""
         return (q_data - q_policy).mean(2) / self.reward_multiplier
 
-    def judge(self, view: View) -> Judgement:
-        found = super().judge(view)
+    def judge(self, transitions: Transitions) -> Judgement:
+        found = super().judge(transitions)
         return found._replace(filter_weights=self._filter_weights(found.advantages))
 
     def _filter_weights(self, advantages: Tensor) -> Tensor:
         return torch.ones_like(advantages) if self.fake_filter else self.fbc_filter_func(advantages)
 
     def _actor_loss(
-        self, view: View, policy: PolicyDistribution, q_policy: Tensor, advantages: Tensor
+        self, transitions: Transitions, policy: PolicyDistribution, q_policy: Tensor, advantages: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(B, L, G, 1) loss and (B, L, G, 1) filter weights."""
         weights, loss = self._filter_weights(advantages), torch.zeros_like(advantages)
         if self.online_coeff:
             loss = loss - self.online_coeff * self.values.normalize(q_policy.amin(2))
         if self.offline_coeff:
-            loss = loss - self.offline_coeff * weights * policy.log_prob(view.recorded)
+            loss = loss - self.offline_coeff * weights * policy.log_prob(transitions.recorded)
         if self.entropy_coeff:
             loss = loss - self.entropy_coeff * policy.entropy()
         return loss, weights

@@ -267,12 +267,12 @@ class BaseAgent(nn.Module, ABC):
         state, memory = self._models[0].encode_timestep(obs, rl2s, time_idxs, memory)
         policy = self.restrict(self.policy(self.actor_input(state, obs)), obs)
         action = policy.act(sample)
-        extras = self._said_of(policy, sample)
+        extras = self._act_extras(policy, sample)
         action = action if policy.is_bounded else action.clamp(-1.0, 1.0)
         return action, (memory, *others), extras
 
-    def _said_of(self, policy: PolicyDistribution, sample: bool) -> dict[str, Tensor]:
-        """What is to be kept of a timestep's actions, see ActOutput.extras."""
+    def _act_extras(self, policy: PolicyDistribution, sample: bool) -> dict[str, Tensor]:
+        """What a step stores about its actions, see ActOutput.extras."""
         return {}
 
     # --- hooks of rollouts, see rollout_hooks.py -------------------------------------------------------

@@ -18,7 +18,7 @@ from ..nets import (
     PolicyDistribution,
 )
 from .base import CODE_SUPPLIED, LossTerms
-from .off_policy import Judgement, OffPolicyAgent, Timesteps, View, expectation
+from .off_policy import Judgement, OffPolicyAgent, Timesteps, Transitions, expectation
 from .parts import RandomSubset
 
 
@@ -84,27 +84,27 @@ class DQNAgent(OffPolicyAgent):
     def policy(self, state: Tensor) -> PolicyDistribution:
         return GreedyPolicy(self.all_values(self.critics, state).mean(-3)[..., -1, :])
 
-    def losses(self, view: View, with_metrics: bool) -> LossTerms:
+    def losses(self, transitions: Transitions, with_metrics: bool) -> LossTerms:
         with torch.no_grad():
             chooser = self.critics if self.double_q else self.target_critics
-            after = view.following
+            after = transitions.following
             best = self._greedy(self.all_values(chooser, after.state), after)
-            targets = self.policy_targets(view, best)
-        self.gather_targets(targets, view)
-        q = self.recorded_values(self.critics, view.here.state, view.recorded)
+            targets = self.policy_targets(transitions, best)
+        self.gather_targets(targets, transitions)
+        q = self.recorded_values(self.critics, transitions.current.state, transitions.recorded)
         loss = self.critic_errors(q, targets)
         metrics: dict[str, Tensor] = {}
         if with_metrics:
-            metrics = self.figures(view, q=q, targets=targets)
+            metrics = self.figures(transitions, q=q, targets=targets)
         return LossTerms(loss.new_zeros(*loss.shape[:2], len(self.discounts), 1), loss, metrics)
 
     def _greedy(self, values: Tensor, at: Timesteps) -> Categorical:
         """For each discount, the allowed action with the largest mean of values (B, L, C, G, A)."""
         return cast("Categorical", self.restrict(GreedyPolicy(values.mean(2)), at.obs))
 
-    def judge(self, view: View) -> Judgement:
+    def judge(self, transitions: Transitions) -> Judgement:
         """V is the value of the greedy action."""
-        values = self.all_values(self.critics, view.here.state)
-        v = expectation(values, self._greedy(values, view.here).probs)
-        q = expectation(values, view.recorded)
+        values = self.all_values(self.critics, transitions.current.state)
+        v = expectation(values, self._greedy(values, transitions.current).probs)
+        q = expectation(values, transitions.recorded)
         return Judgement(q, v.mean(2), (q - v).mean(2) / self.reward_multiplier)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..nets import CriticEnsemble
 from .base import CODE_SUPPLIED, LossTerms
-from .off_policy import Judgement, OffPolicyAgent, View
+from .off_policy import Judgement, OffPolicyAgent, Transitions
 from .parts import RandomSubset, UncorrectedReturns
 
 
@@ -68,26 +68,26 @@ class IQLAgent(OffPolicyAgent):
         # V is a critic with a single action
         self.value_function = CriticEnsemble(self.state_dim, 1, len(self.discounts), True, num_critics=1)
 
-    def losses(self, view: View, with_metrics: bool) -> LossTerms:
+    def losses(self, transitions: Transitions, with_metrics: bool) -> LossTerms:
         with torch.no_grad():
-            next_values = self.all_values(self.value_function, view.following.state)[:, :, 0]
-            targets = self.returns.from_values(self.steps(view), next_values)
-            critics, reduced = self.drawn_critics(view.here.state)
-            recorded = self.recorded_values(critics, view.here.state, view.recorded)
+            next_values = self.all_values(self.value_function, transitions.following.state)[:, :, 0]
+            targets = self.returns.from_values(self.steps(transitions), next_values)
+            critics, reduced = self.drawn_critics(transitions.current.state)
+            recorded = self.recorded_values(critics, transitions.current.state, transitions.recorded)
             q_target = reduced(recorded)
-        self.gather_targets(targets, view)
-        q = self.recorded_values(self.critics, view.here.state, view.recorded)
-        v = self.all_values(self.value_function, view.here.state)
+        self.gather_targets(targets, transitions)
+        q = self.recorded_values(self.critics, transitions.current.state, transitions.recorded)
+        v = self.all_values(self.value_function, transitions.current.state)
         errors = (q_target[:, :, None] - v) / self.values.sigma
         value_loss = torch.where(errors < 0, 1.0 - self.expectile, self.expectile) * errors.square()
-        policy = self.policies(self.actor, view.here)
+        policy = self.policies(self.actor, transitions.current)
         advantages = q_target - v.detach()[:, :, 0]
         weights = self._weights(advantages)
-        actor_loss = -weights * policy.log_prob(view.recorded)
+        actor_loss = -weights * policy.log_prob(transitions.recorded)
         metrics: dict[str, Tensor] = {}
         if with_metrics:
             metrics = self.figures(
-                view,
+                transitions,
                 q=q,
                 targets=targets,
                 policy=policy,
@@ -101,10 +101,10 @@ class IQLAgent(OffPolicyAgent):
         """Imitation weights of advantages (B, L, G, 1), which are times the reward multiplier."""
         return (self.beta * advantages / self.values.sigma).exp().clamp(max=self.max_weight)
 
-    def judge(self, view: View) -> Judgement:
+    def judge(self, transitions: Transitions) -> Judgement:
         """V comes from the value function, advantages from the smallest of all target critics."""
-        state = view.here.state
-        q = self.recorded_values(self.critics, state, view.recorded)
+        state = transitions.current.state
+        q = self.recorded_values(self.critics, state, transitions.recorded)
         v = self.all_values(self.value_function, state)[:, :, 0]
-        advantages = self.recorded_values(self.target_critics, state, view.recorded).amin(2) - v
+        advantages = self.recorded_values(self.target_critics, state, transitions.recorded).amin(2) - v
         return Judgement(q, v, advantages / self.reward_multiplier, self._weights(advantages))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from ..nets import BinnedCriticEnsemble, Categorical, PolicyDistribution, ValueBins
 from .base import CODE_SUPPLIED, LossTerms
 from .filters import binary_filter
-from .off_policy import Judgement, OffPolicyAgent, View
+from .off_policy import Judgement, OffPolicyAgent, Transitions
 from .parts import PlainValues, RandomSubset
 
 
@@ -90,40 +90,53 @@ class MultiTaskAgent(OffPolicyAgent):
         torch.compiler.allow_in_graph(self.fbc_filter_func)  # type: ignore[no-untyped-call]
         super().compile_learning(backend)
 
-    def losses(self, view: View, with_metrics: bool) -> LossTerms:
+    def losses(self, transitions: Transitions, with_metrics: bool) -> LossTerms:
         next_actor = self.target_actor if self.use_target_actor else self.actor
         with torch.no_grad():
-            targets = self.policy_targets(view, self.policies(next_actor, view.following))
+            targets = self.policy_targets(transitions, self.policies(next_actor, transitions.following))
             labels = self.bins.encode(targets.squeeze(-1))
-        logits = self.critics(view.here.state, view.recorded).squeeze(2)
+        logits = self.critics(transitions.current.state, transitions.recorded).squeeze(2)
         critic_loss = self.bins.cross_entropy(logits, labels[:, :, None])[..., None]
-        policy = self.policies(self.actor, view.here)
-        q, advantages = self._advantages(view, policy, logits)
+        policy = self.policies(self.actor, transitions.current)
+        q, advantages = self._advantages(transitions, policy, logits)
         weights = self._filter_weights(advantages)
-        actor_loss = -weights * policy.log_prob(view.recorded)
+        actor_loss = -weights * policy.log_prob(transitions.recorded)
         if self.entropy_coeff:
             actor_loss = actor_loss - self.entropy_coeff * policy.entropy()
         metrics: dict[str, Tensor] = {}
         if with_metrics:
             metrics = self.figures(
-                view, q=q, targets=targets, policy=policy, advantages=advantages, filter_weights=weights
+                transitions,
+                q=q,
+                targets=targets,
+                policy=policy,
+                advantages=advantages,
+                filter_weights=weights,
             )
-            ends = labels[..., [0, -1]].sum(-1, keepdim=True).where(view.mask[..., None], 0.0)
-            metrics["targets_at_ends"] = ends.sum() / (view.mask.sum() * len(self.discounts)).clamp(min=1)
+            ends = labels[..., [0, -1]].sum(-1, keepdim=True).where(transitions.mask[..., None], 0.0)
+            metrics["targets_at_ends"] = ends.sum() / (transitions.mask.sum() * len(self.discounts)).clamp(
+                min=1
+            )
         return LossTerms(actor_loss, critic_loss, metrics)
 
     @torch.no_grad()
-    def _advantages(self, view: View, policy: PolicyDistribution, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _advantages(
+        self, transitions: Transitions, policy: PolicyDistribution, logits: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Values (B, L, C, G, 1) of recorded actions, and (B, L, G, 1) how much better these are."""
         q = self.bins.decode(logits)[..., None]
         num_samples = self.num_actions_for_value_in_actor_loss
         if not self._has_few_actions(policy, num_samples):
-            v = self._expected(self.critics, view.here.state, policy, num_samples)
+            v = self._expected(self.critics, transitions.current.state, policy, num_samples)
             return q, (q - v).mean(2) / self.reward_multiplier
         # as the probabilities sum to 1, the recorded action needs no second look
         ahead = torch.arange(1, self.action_dim, device=q.device)
-        others = F.one_hot((view.recorded.argmax(-1) + ahead) % self.action_dim, self.action_dim).float()
-        values = self.critics(view.here.state, others, read=self.bins.decode)  # (B, L, A - 1, C, G, 1)
+        others = F.one_hot(
+            (transitions.recorded.argmax(-1) + ahead) % self.action_dim, self.action_dim
+        ).float()
+        values = self.critics(
+            transitions.current.state, others, read=self.bins.decode
+        )  # (B, L, A - 1, C, G, 1)
         probs = einsum(policy.probs, others, "b l g a, b l other a -> b l other g")
         gains = rearrange(probs, "b l other g -> b l other 1 g 1") * (q[:, :, None] - values)
         return q, gains.sum(2).mean(2) / self.reward_multiplier
@@ -151,9 +164,9 @@ class MultiTaskAgent(OffPolicyAgent):
         of_policy = self.policy_values(critics, state, policy, num_samples)
         return of_policy, self.recorded_values(critics, state, actions)
 
-    def judge(self, view: View) -> Judgement:
-        logits = self.critics(view.here.state, view.recorded).squeeze(2)
-        q, advantages = self._advantages(view, self.policies(self.actor, view.here), logits)
+    def judge(self, transitions: Transitions) -> Judgement:
+        logits = self.critics(transitions.current.state, transitions.recorded).squeeze(2)
+        q, advantages = self._advantages(transitions, self.policies(self.actor, transitions.current), logits)
         v = q.mean(2) - advantages * self.reward_multiplier
         return Judgement(q, v, advantages, self._filter_weights(advantages))
 

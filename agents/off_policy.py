@@ -42,18 +42,18 @@ class Timesteps:
 
 
 @dataclass(frozen=True)
-class View:
-    """A batch as losses see it.
+class Transitions:
+    """The transitions of a batch: states, actions and next states.
 
     Attributes:
-        batch: as it came.
-        here: the timestep of every transition.
+        batch: the batch itself.
+        current: the timestep at which each transition begins.
         following: the timestep after it, without gradient.
         mask: (B, L, 1) bool, True on the transitions that are learned from.
     """
 
     batch: Batch
-    here: Timesteps
+    current: Timesteps
     following: Timesteps
     mask: Tensor
 
@@ -240,7 +240,7 @@ class OffPolicyAgent(BaseAgent, ABC):
             return kind(self.tstep_encoder.emb_dim, self.action_dim, self.max_seq_len)
 
     @abstractmethod
-    def losses(self, view: View, with_metrics: bool) -> LossTerms:
+    def losses(self, transitions: Transitions, with_metrics: bool) -> LossTerms:
         """The losses of all transitions; moves the statistics of targets in training mode."""
 
     def policy(self, state: Tensor) -> PolicyDistribution:
@@ -253,28 +253,28 @@ class OffPolicyAgent(BaseAgent, ABC):
             return super().act(obs, rl2s, time_idxs, hidden_state, sample)
         return ActOutput(*self._act(obs, rl2s, time_idxs, hidden_state, sample))
 
-    def _said_of(self, policy: PolicyDistribution, sample: bool) -> dict[str, Tensor]:
+    def _act_extras(self, policy: PolicyDistribution, sample: bool) -> dict[str, Tensor]:
         if not self.returns.needs_probabilities:
             return {}
         probs: Tensor = cast(Any, policy).probs  # as all discrete ones have
         return {"action_probs": probs if sample else F.one_hot(policy.act(False), probs.shape[-1]).float()}
 
     def forward(self, batch: Batch, with_metrics: bool = False) -> LossTerms:
-        view = self.view(batch)
-        terms = self.losses(view, with_metrics)
+        transitions = self.transitions(batch)
+        terms = self.losses(transitions, with_metrics)
         if self.loss_weights is not None:
             weights = self.loss_weights.weights(self.values.sigma)
             terms = replace(terms, actor=terms.actor * weights, critic=terms.critic * weights)
-        if view.mask is batch.mask:
+        if transitions.mask is batch.mask:
             return terms
-        kept = view.mask[..., None]
-        extra = {name: loss * fit_mask(view.mask, loss) for name, loss in terms.extra.items()}
+        kept = transitions.mask[..., None]
+        extra = {name: loss * fit_mask(transitions.mask, loss) for name, loss in terms.extra.items()}
         return replace(terms, actor=terms.actor * kept, critic=terms.critic * kept[..., None], extra=extra)
 
-    def view(self, batch: Batch) -> View:
-        """Encode a batch."""
+    def transitions(self, batch: Batch) -> Transitions:
+        """Encode a batch into its transitions."""
         state = self.encode(batch)
-        here, following = state[:, :-1], state[:, 1:].detach()
+        current, following = state[:, :-1], state[:, 1:].detach()
         before = {key: x[:, :-1] for key, x in batch.obs.items()}
         after = {key: x[:, 1:] for key, x in batch.obs.items()}
         mask = batch.mask
@@ -285,7 +285,7 @@ class OffPolicyAgent(BaseAgent, ABC):
                 begins = places.where(batch.resets[:, :-1], 0).cummax(1).values
             is_warm = (places - begins >= self.burn_in) | (batch.time_idxs[..., 0].gather(1, begins) == 0)
             mask = mask & is_warm[..., None]
-        return View(batch, Timesteps(here, before), Timesteps(following, after), mask)
+        return Transitions(batch, Timesteps(current, before), Timesteps(following, after), mask)
 
     def policies(self, actor: nn.Module, at: Timesteps) -> PolicyDistribution:
         """One policy per discount, over (B, L, G, A)."""
@@ -358,18 +358,18 @@ class OffPolicyAgent(BaseAgent, ABC):
         was_training = self.training
         self.eval()
         try:
-            q, v, advantages, weights = self.judge(self.view(batch))
+            q, v, advantages, weights = self.judge(self.transitions(batch))
         finally:
             self.train(was_training)
         q, v = q / self.reward_multiplier, v / self.reward_multiplier
         deviation = q.std(2, correction=int(q.shape[2] > 1))
         return Values(q.mean(2), v, advantages, weights, deviation, batch.mask, self.discounts)
 
-    def judge(self, view: View) -> Judgement:
+    def judge(self, transitions: Transitions) -> Judgement:
         """Compute `get_values`; an agent whose losses treat transitions differently overrides this."""
-        policy, state = self.policies(self.actor, view.here), view.here.state
+        policy, state = self.policies(self.actor, transitions.current), transitions.current.state
         num_samples = self.num_actions_for_value_in_actor_loss
-        v, q = self.values_of_both(self.critics, state, policy, view.recorded, num_samples)
+        v, q = self.values_of_both(self.critics, state, policy, transitions.recorded, num_samples)
         return Judgement(q, v.mean(2), (q - v).mean(2) / self.reward_multiplier)
 
     def need_gradient_of_samples(self, remedy: str) -> None:
@@ -385,17 +385,21 @@ class OffPolicyAgent(BaseAgent, ABC):
     # --- targets -------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def policy_targets(self, view: View, policy: PolicyDistribution, bonus: Tensor | None = None) -> Tensor:
+    def policy_targets(
+        self, transitions: Transitions, policy: PolicyDistribution, bonus: Tensor | None = None
+    ) -> Tensor:
         """(B, L, G, 1) targets for a policy at the following timesteps, by the target critics.
 
         bonus: (B, L, G, 1), added to the values of these timesteps.
         """
-        critics, reduce = self.drawn_critics(view.following.state)
-        return self.returns.targets(self.steps(view), _Following(self, view, critics, policy, bonus), reduce)
+        critics, reduce = self.drawn_critics(transitions.following.state)
+        return self.returns.targets(
+            self.steps(transitions), _Following(self, transitions, critics, policy, bonus), reduce
+        )
 
-    def steps(self, view: View) -> Steps:
+    def steps(self, transitions: Transitions) -> Steps:
         """The batch's transitions, as parts of targets take them."""
-        batch = view.batch
+        batch = transitions.batch
         rewards = self.reward_multiplier * batch.rews[..., None]
         return Steps(rewards, batch.dones[..., None], batch.mask[..., None], self.discounts)
 
@@ -408,12 +412,12 @@ class OffPolicyAgent(BaseAgent, ABC):
         """(B, L, C, G, 1) squared differences of values from targets (B, L, G, 1), at unit scale."""
         return ((values - targets[:, :, None]) / self.values.sigma).square()
 
-    def gather_targets(self, targets: Tensor, view: View) -> None:
+    def gather_targets(self, targets: Tensor, transitions: Transitions) -> None:
         """Add targets and rewards to the statistics of `values` and `loss_weights`, in training mode."""
         if not self.training:
             return
-        rewards, terminated, mask, _ = self.steps(view)
-        self.values.gather(targets, view.mask)
+        rewards, terminated, mask, _ = self.steps(transitions)
+        self.values.gather(targets, transitions.mask)
         self.values.gather_rewards(rewards, terminated, mask)
         if self.loss_weights is not None:
             self.loss_weights.gather(rewards, mask)
@@ -423,7 +427,7 @@ class OffPolicyAgent(BaseAgent, ABC):
     @torch.no_grad()
     def figures(
         self,
-        view: View,
+        transitions: Transitions,
         *,
         q: Tensor,
         targets: Tensor,
@@ -434,17 +438,17 @@ class OffPolicyAgent(BaseAgent, ABC):
         """Figures that all agents have; those that are there per discount are plain for the acting one.
 
         Args:
-            view: the batch.
+            transitions: the batch.
             q: (B, L, C, G, 1) of recorded actions, in environment units times the reward multiplier.
             targets: (B, L, G, 1), in the same units.
             policy: over (B, L, G, A).
             advantages: (B, L, G, 1), environment units.
             filter_weights: (B, L, G, 1), of imitation.
         """
-        mask, mask_g = view.mask, view.mask[..., None]
+        mask, mask_g = transitions.mask, transitions.mask[..., None]
         q, y = q / self.reward_multiplier, targets / self.reward_multiplier
         per_discount = {"q": q.mean(2), "td_target": y}
-        found = {"reward": masked_mean(view.batch.rews, mask)}
+        found = {"reward": masked_mean(transitions.batch.rews, mask)}
         found["q_ensemble_std"] = q.new_zeros(())
         if q.shape[2] > 1:
             found["q_ensemble_std"] = masked_mean(q[..., -1, :].std(2), mask)
@@ -458,13 +462,15 @@ class OffPolicyAgent(BaseAgent, ABC):
         rows = mask.flatten()
         if policy is not None:
             per_discount["policy_entropy"] = policy.entropy()
-            log_probs = policy.log_prob(view.recorded)
+            log_probs = policy.log_prob(transitions.recorded)
             found["action_log_prob"] = masked_mean(log_probs[:, :, -1], mask)
             if isinstance(self.actor, Actor):
-                layers = self.actor.activations(self.actor_input(view.here.state, view.here.obs))
+                layers = self.actor.activations(
+                    self.actor_input(transitions.current.state, transitions.current.obs)
+                )
                 found["dead_units/actor"] = dead_units([layer.flatten(0, 1) for layer in layers], rows)
-        actions = None if self.critics.from_action is None else view.recorded
-        layers, _ = self.critics.activations(view.here.state, actions)
+        actions = None if self.critics.from_action is None else transitions.recorded
+        layers, _ = self.critics.activations(transitions.current.state, actions)
         # Some critics have a row per discount.
         rows = rows.repeat_interleave(layers[0].shape[-2] // len(rows))
         found["dead_units/critics"] = dead_units(layers, rows)
@@ -526,22 +532,24 @@ class _Following:
     """
 
     agent: OffPolicyAgent
-    view: View
+    transitions: Transitions
     critics: Callable[..., Tensor]
     policy: PolicyDistribution
     bonus: Tensor | None
 
     def policy_values(self) -> Tensor:
         return self._with_bonus(
-            self.agent.policy_values(self.critics, self.view.following.state, self.policy)
+            self.agent.policy_values(self.critics, self.transitions.following.state, self.policy)
         )
 
     def corrections(self) -> tuple[Tensor, Tensor, Tensor]:
-        recorded = self.view.recorded  # the next one, and zeros at the end of a window
+        recorded = self.transitions.recorded  # the next one, and zeros at the end of a window
         actions = torch.cat([recorded[:, 1:], torch.zeros_like(recorded[:, :1])], dim=1)
-        values, q = self.agent.values_of_both(self.critics, self.view.following.state, self.policy, actions)
+        values, q = self.agent.values_of_both(
+            self.critics, self.transitions.following.state, self.policy, actions
+        )
         log_ratio = self.policy.log_prob(actions)
-        if (taken := self.view.batch.log_probs) is not None:
+        if (taken := self.transitions.batch.log_probs) is not None:
             behavior = torch.cat([taken[:, 1:], torch.zeros_like(taken[:, :1])], dim=1)
             log_ratio = log_ratio - behavior.nan_to_num(nan=0.0)[:, :, None]
         return self._with_bonus(values), q, log_ratio

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from .base import CODE_SUPPLIED, LossTerms
-from .off_policy import OffPolicyAgent, View
+from .off_policy import OffPolicyAgent, Transitions
 
 DISCRETE_ENTROPY_SHARE = 0.3
 """Target entropy of discrete policies, as a share of that of uniform actions, if none is set."""
@@ -65,14 +65,14 @@ class SACAgent(OffPolicyAgent):
         self.log_alpha = nn.Parameter(log_alpha, requires_grad=learn_alpha)
         self.target_entropy = _usual_entropy(self.action_space) if target_entropy is None else target_entropy
 
-    def losses(self, view: View, with_metrics: bool) -> LossTerms:
+    def losses(self, transitions: Transitions, with_metrics: bool) -> LossTerms:
         alpha = self.log_alpha.detach().exp()
         with torch.no_grad():
-            next_policy = self.policies(self.actor, view.following)
-            targets = self.policy_targets(view, next_policy, bonus=alpha * next_policy.entropy())
-        self.gather_targets(targets, view)
-        policy, state = self.policies(self.actor, view.here), view.here.state
-        q_data = self.recorded_values(self.critics, state, view.recorded)
+            next_policy = self.policies(self.actor, transitions.following)
+            targets = self.policy_targets(transitions, next_policy, bonus=alpha * next_policy.entropy())
+        self.gather_targets(targets, transitions)
+        policy, state = self.policies(self.actor, transitions.current), transitions.current.state
+        q_data = self.recorded_values(self.critics, state, transitions.recorded)
         num_samples = self.num_actions_for_value_in_actor_loss
         q_policy = self.policy_values(self.critics.frozen(), state.detach(), policy, num_samples)
         value, entropy = q_policy.amin(2), policy.entropy()
@@ -82,7 +82,7 @@ class SACAgent(OffPolicyAgent):
         if with_metrics:
             gain = (q_data - q_policy).mean(2).detach()
             metrics = self.figures(
-                view,
+                transitions,
                 q=q_data,
                 targets=targets,
                 policy=policy,

@@ -111,7 +111,7 @@ def watch(exp: Any) -> Stopwatch:
         (on_policy, "learn_from_rollout", "learn"),
         (on_policy, "_prepare", "advantages"),
         (on_policy, "_batches", "gather"),
-        (ppo_learner, "evaluate_rollout", "evaluate"),
+        (ppo_learner, "old_policy_outputs", "evaluate"),
         (sequences.RolloutTensors, "gather", "gather"),
         (learner, "update", "update"),
         (learner, "compute_loss", "forward"),

@@ -37,7 +37,7 @@ from loxodon.data import TrajectoryWriter
 from loxodon.envs import EnvSpec, EpsilonGreedy, gym_env, make_vector_env, num_usable_cores
 from loxodon.envs.builtin import TMazePassive
 from loxodon.experiment import Collector
-from loxodon.experiment.collect import Group
+from loxodon.experiment.collect import RolloutGroup
 from loxodon.nets import Actor, FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder, TransformerTrajEncoder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -161,7 +161,7 @@ def make_collector(halves: list[Any], agent: Agent, folder: Path) -> Collector:
     for i, envs in enumerate(halves):
         writer = TrajectoryWriter(folder, envs.num_envs, save_every=(SAVE_LEN, SAVE_LEN), seed=i)
         noise = EpsilonGreedy(envs.single_action_space, envs.num_envs, i, mean_repeat=8.0)
-        groups.append(Group(envs, noise, [writer]))
+        groups.append(RolloutGroup(envs, noise, [writer]))
     return Collector(groups, agent, torch.device("cpu"), sample=True)
 
 

@@ -246,7 +246,7 @@ class Buffer:
             new = [name for name in names if name not in known]
             if len(names) - len(new) < len(known):
                 gone += [file for name in known.keys() - set(names) if (file := known.pop(name))]
-            added += [file for name in new if (file := self._take_in(name, is_protected))]
+            added += [file for name in new if (file := self._add_file(name, is_protected))]
         self._num_seen += len(added)
         if added:
             self.files = sorted(self.files + added)  # takes advantage of the part that is sorted already
@@ -368,12 +368,12 @@ class Buffer:
                 if time.time() - path.stat().st_mtime > _STALE_TEMPORARY_S:
                     path.unlink()
 
-    def let_go(self) -> None:
-        """Close all opened files; they are opened again when they are needed."""
+    def close_files(self) -> None:
+        """Close all open files; they are opened again when they are needed."""
         self._reader = TrajectoryReader()
 
-    def _take_in(self, name: str, is_protected: bool) -> TrajectoryFile | None:
-        """Note a name that is new in a folder; returns the file if it is a finished trajectory."""
+    def _add_file(self, name: str, is_protected: bool) -> TrajectoryFile | None:
+        """Add a name that is new in a folder; returns the file if it is a finished trajectory."""
         folder = self._folders[is_protected]
         if name.endswith(TEMPORARY_SUFFIX):
             if not is_protected and parse_name(name.removesuffix(TEMPORARY_SUFFIX)) is not None:

@@ -322,7 +322,7 @@ class DiskTrajDataset(RLDataset):
     def close(self) -> None:
         """Let another process manage the folder, and let go of opened files. Using it again is possible."""
         if self._opened is not None:
-            self._opened.let_go()
+            self._opened.close_files()
         if self._lock is not None:
             self._lock.release()
             self._lock = None

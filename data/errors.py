@@ -51,8 +51,8 @@ class WrongValueError(ValueError):
         """The same error with another row."""
         return WrongValueError(self.found, self.allowed, row)
 
-    def told(self, subject: str, place: str = "", more: str = "") -> ValueError:
-        """The error to raise where more is known.
+    def completed(self, subject: str, place: str = "", more: str = "") -> ValueError:
+        """The error to raise, with the name of the environment and the time.
 
         Args:
             subject: who returned the value, such as "The environment CartPole returned".

@@ -1,4 +1,4 @@
-"""One process per folder and office: a lock that dies with its process, and a note of who holds it."""
+"""One process per folder and purpose: a lock that ends with its process, and a note of who holds it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _logger = logging.getLogger("loxodon")
 
 
 @dataclass(frozen=True)
-class Office:
-    """What a lock is for: its files are `<name>.lock` and `<name>.json`.
+class LockPurpose:
+    """The purpose of a lock on a folder; its files are `<name>.lock` and `<name>.json`.
 
-    The error says "<holder> <does> <folder> already: <why>. Fix: <mend>".
+    The error says "<holder> <verb> <folder> already: <why>. Fix: <fix>".
     """
 
     name: str
-    does: str
+    verb: str
     why: str
-    mend: str
+    fix: str
 
 
-MANAGER = Office(
+MANAGER = LockPurpose(
     "manager",
     "manages",
     "it deletes old trajectories there, and only one process at a time may",
@@ -52,35 +52,35 @@ _held: dict[Path, _Held] = {}  # by lock file; closing a second descriptor of on
 
 
 class FolderLock:
-    """An office that one process at a time has in a folder, for as long as this object lives.
+    """A lock on a folder for one purpose, held by one process at a time, for as long as this object lives.
 
-    A process may take it several times. Forked children do not inherit it. The kernel gives it back when the
+    A process may take it several times. Forked children do not inherit it. The kernel releases it when the
     process ends, however that happens.
 
     Args:
         folder: existing folder; the lock and a note (pid, host, run and time) appear in it.
         run_name: what to call this process in the note.
-        office: names of the two files, and what to say.
+        purpose: names the two files, and is part of the error.
 
     Raises:
-        ValueError: If another process has it; the text names that process.
+        ValueError: If another process holds it; the text names that process.
         OSError: If the lock file cannot be opened.
     """
 
-    def __init__(self, folder: Path, run_name: str, office: Office) -> None:
-        path = folder.resolve() / f"{office.name}.lock"
+    def __init__(self, folder: Path, run_name: str, purpose: LockPurpose) -> None:
+        path = folder.resolve() / f"{purpose.name}.lock"
         held = _held.get(path)
         if held is None or held.pid != os.getpid():
-            held = _held[path] = _Held(_acquire(path, run_name, office), os.getpid())
+            held = _held[path] = _Held(_acquire(path, run_name, purpose), os.getpid())
         held.num_users += 1
-        self._finalizer = weakref.finalize(self, _let_go, path, held)
+        self._finalizer = weakref.finalize(self, _release, path, held)
 
     def release(self) -> None:
-        """Give it back; calling this again does nothing."""
+        """Release it; calling this again does nothing."""
         self._finalizer()
 
 
-def _acquire(path: Path, run_name: str, office: Office) -> int | None:
+def _acquire(path: Path, run_name: str, purpose: LockPurpose) -> int | None:
     """Lock a file and return the descriptor that holds the lock, or None if the file system has no locks."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -90,7 +90,7 @@ def _acquire(path: Path, run_name: str, office: Office) -> int | None:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             holder = _describe_holder(path.with_suffix(".json"))
             raise ValueError(
-                f"{holder} {office.does} {path.parent} already: {office.why}. Fix: {office.mend}"
+                f"{holder} {purpose.verb} {path.parent} already: {purpose.why}. Fix: {purpose.fix}"
             ) from None
         if error.errno not in _NOT_SUPPORTED:
             raise
@@ -98,7 +98,7 @@ def _acquire(path: Path, run_name: str, office: Office) -> int | None:
             "The file system of %s has no locks, so nothing stops a second process that %s the same. "
             "Fix: start one such process only (Experiment.has_dset_edit_rights, Experiment.mode).",
             path.parent,
-            office.does,
+            purpose.verb,
         )
         return None
     since = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -108,7 +108,7 @@ def _acquire(path: Path, run_name: str, office: Office) -> int | None:
     return descriptor
 
 
-def _let_go(path: Path, held: _Held) -> None:
+def _release(path: Path, held: _Held) -> None:
     """Release the lock if its last user is gone; a forked child has nothing to release."""
     held.num_users -= 1
     if held.num_users or held.pid != os.getpid():
@@ -122,7 +122,7 @@ def _let_go(path: Path, held: _Held) -> None:
 
 
 def _describe_holder(path: Path) -> str:
-    """Say who holds the lock, as far as the note tells."""
+    """Who holds the lock, as far as the note says."""
     try:
         note = json.loads(path.read_text(encoding="utf-8"))
         return f"Process {note['pid']} on {note['host']} (run {note['run_name']!r}, since {note['since']})"

@@ -133,7 +133,9 @@ class EpisodeCodec:
                     leaf.check(obs[leaf.key])
         except WrongValueError as error:
             place = "" if error.row is None else f"timestep {error.row}"
-            raise error.told(f"Episode {source.id} has", place, more="Or leave out this episode.") from None
+            raise error.completed(
+                f"Episode {source.id} has", place, more="Or leave out this episode."
+            ) from None
         nvec = self._code.nvec
         actions = action_rows(self._map.from_env(source.actions), self._code.width, nvec)
         dones = cast("terminations", np.asarray(source.terminations), np.bool_).reshape(-1, 1)

@@ -37,7 +37,8 @@ from .sequence_env import SequenceEnv
 from .spec import EnvSpec, gym_env, resolve_env
 from .statistics import Histories, ReturnHistory, SpecialMetricHistory
 from .vector.adapter import AlreadyVectorizedEnv
-from .vector.make import SyncVectorEnv, make_vector_env
+from .vector.make import make_vector_env
+from .vector.sync import SyncVectorEnv
 from .vector.workers import AsyncVectorEnv, EnvHalves, num_usable_cores
 
 __all__ = [

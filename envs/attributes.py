@@ -88,7 +88,7 @@ def set_attr(env: SequenceEnv, name: str, value: Any) -> None:
     setattr(owner, name, value)
 
 
-def tell(env: SequenceEnv, name: str, *args: Any) -> None:
+def call_if_defined(env: SequenceEnv, name: str, *args: Any) -> None:
     """Call the method if there is one."""
     if has_attr(env, name):
         call_attr(env, name, args, {})
@@ -110,14 +110,14 @@ def begin_episode(env: SequenceEnv, begins: bool) -> dict[str, Any] | None:
     return {"env_name": env.env_name, "obs": obs}
 
 
-ASKED: dict[str, Callable[..., Any]] = {
+ATTRIBUTE_QUERIES: dict[str, Callable[..., Any]] = {
     "begin_episode": begin_episode,
     "call": call_attr,
     "has_attr": has_attr,
     "set_attr": set_attr,
-    "tell": tell,
+    "call_if_defined": call_if_defined,
 }
-"""What can be asked of one environment: its functions take the environment, then the arguments."""
+"""Queries of one environment by name; each function takes the environment, then the arguments."""
 
 
 def layers(env: Any) -> Iterator[Any]:

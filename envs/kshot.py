@@ -13,7 +13,7 @@ from gymnasium import spaces
 from ..data.errors import WrongValueError
 from ..data.spaces import SINGLE_KEY, shown
 from .env_state import chain_state, missing_layer, set_chain_state
-from .returned import METRIC_PREFIX, as_flag, as_reward, check_env, reset_result, step_result, taken_out
+from .returned import METRIC_PREFIX, as_flag, as_reward, check_env, copied, reset_result, step_result
 from .spec import EnvSpec, resolve_env
 
 FIRST_KEY = "is_first_timestep"
@@ -115,7 +115,7 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
         is_first, num_ended = False, self._attempt
         if terminated or truncated:
             num_ended += 1
-            info = {**taken_out(info), _return_key(self._attempt): self._return}
+            info = {**copied(info), _return_key(self._attempt): self._return}
             if _SUCCESS in info:
                 info[_success_key(self._attempt)] = info[_SUCCESS]
             if num_ended < self.num_attempts:

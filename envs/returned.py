@@ -185,7 +185,7 @@ def as_metric(value: Any, key: str, row: int) -> float | list[float]:
     return numbers
 
 
-def taken_out(value: Any, copies: dict[int, Any] | None = None) -> Any:
+def copied(value: Any, copies: dict[int, Any] | None = None) -> Any:
     """A copy of nested dicts, lists, tuples and arrays; other objects are left as they are.
 
     copies: those made so far, by the id of what they are of, since values may contain themselves.
@@ -197,13 +197,13 @@ def taken_out(value: Any, copies: dict[int, Any] | None = None) -> Any:
         return value.copy()
     if type(value) is dict:
         found = copies[id(value)] = dict[Any, Any]()
-        found.update((key, taken_out(part, copies)) for key, part in value.items())
+        found.update((key, copied(part, copies)) for key, part in value.items())
         return found
     if type(value) is list:
         parts = copies[id(value)] = list[Any]()
-        parts.extend(taken_out(part, copies) for part in value)
+        parts.extend(copied(part, copies) for part in value)
         return parts
-    return tuple(taken_out(part, copies) for part in value) if type(value) is tuple else value
+    return tuple(copied(part, copies) for part in value) if type(value) is tuple else value
 
 
 def check_env(env: gym.Env[Any, Any]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..data.errors import WrongValueError
 from ..data.spaces import ActionMap, ObsLayout
-from .returned import as_flag, as_reward, check_env, reset_result, step_result, taken_out
+from .returned import as_flag, as_reward, check_env, copied, reset_result, step_result
 
 
 class SequenceEnv(gym.Wrapper[Any, Any, Any, Any]):
@@ -63,9 +63,9 @@ class SequenceEnv(gym.Wrapper[Any, Any, Any, Any]):
         """Begin an episode; the observation is a new flat dict."""
         try:
             raw, info = reset_result(self.env.reset(seed=seed, options=options), self.env)
-            return self.obs_layout.flatten(raw), taken_out(info)
+            return self.obs_layout.flatten(raw), copied(info)
         except WrongValueError as error:
-            raise error.told(f"The environment {self.env_name} returned") from None
+            raise error.completed(f"The environment {self.env_name} returned") from None
 
     def step(self, action: Any) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         """One env step with an action of this wrapper's `action_space`."""
@@ -73,6 +73,6 @@ class SequenceEnv(gym.Wrapper[Any, Any, Any, Any]):
         try:
             raw, reward, terminated, truncated, info = step_result(self.env.step(env_action), self.env)
             flags = as_flag(terminated, "terminated"), as_flag(truncated, "truncated")
-            return self.obs_layout.flatten(raw), as_reward(reward), *flags, taken_out(info)
+            return self.obs_layout.flatten(raw), as_reward(reward), *flags, copied(info)
         except WrongValueError as error:
-            raise error.told(f"The environment {self.env_name} returned") from None
+            raise error.completed(f"The environment {self.env_name} returned") from None

@@ -25,11 +25,11 @@ class PredictingAgent(Agent):
         inputs = nn.Linear(self.state_dim + self.action_dim, d_hidden)
         self.predictor = nn.Sequential(inputs, nn.ReLU(), nn.Linear(d_hidden, width))
 
-    def losses(self, view, with_metrics):
-        state, actions = view.here.state[..., : self.state_dim], view.batch.actions
+    def losses(self, transitions, with_metrics):
+        state, actions = transitions.current.state[..., : self.state_dim], transitions.batch.actions
         predicted = self.predictor(torch.cat([state, actions], -1))  # (B, L, width)
-        observed = view.following.obs[self.obs_key].flatten(2).float()
-        terms = super().losses(view, with_metrics)
+        observed = transitions.following.obs[self.obs_key].flatten(2).float()
+        terms = super().losses(transitions, with_metrics)
         return dataclasses.replace(terms, extra={"next_obs": (predicted - observed).square()})
 
 

@@ -21,16 +21,22 @@ class AdvantageWeightedAgent(OffPolicyAgent):
         super().__init__(*given, **shared)
         self.temperature = temperature
 
-    def losses(self, view, with_metrics):
-        policy = self.policies(self.actor, view.here)  # over (B, L, G, A)
-        targets = self.policy_targets(view, self.policies(self.actor, view.following))  # (B, L, G, 1)
-        self.gather_targets(targets, view)  # moves the scale of values
-        q = self.recorded_values(self.critics, view.here.state, view.recorded)  # (B, L, C, G, 1)
+    def losses(self, transitions, with_metrics):
+        policy = self.policies(self.actor, transitions.current)  # over (B, L, G, A)
+        targets = self.policy_targets(
+            transitions, self.policies(self.actor, transitions.following)
+        )  # (B, L, G, 1)
+        self.gather_targets(targets, transitions)  # moves the scale of values
+        q = self.recorded_values(
+            self.critics, transitions.current.state, transitions.recorded
+        )  # (B, L, C, G, 1)
         with torch.no_grad():
-            expected = self.policy_values(self.critics, view.here.state, policy)  # (B, L, C, G, 1)
+            expected = self.policy_values(self.critics, transitions.current.state, policy)  # (B, L, C, G, 1)
             weights = ((q - expected).mean(2) / (self.temperature * self.values.sigma)).exp().clamp(max=20.0)
-        metrics = self.figures(view, q=q, targets=targets) if with_metrics else {}
-        return LossTerms(-weights * policy.log_prob(view.recorded), self.critic_errors(q, targets), metrics)
+        metrics = self.figures(transitions, q=q, targets=targets) if with_metrics else {}
+        return LossTerms(
+            -weights * policy.log_prob(transitions.recorded), self.critic_errors(q, targets), metrics
+        )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import torch
 from ..agents import BaseAgent
 from ..data import Sink
 from ..envs import Histories
-from .collect import Collector, Group
+from .collect import Collector, RolloutGroup
 
 
 class Evaluator:
@@ -74,7 +74,7 @@ class Evaluator:
         if hidden_state is not None and last is not None and last.groups[0].envs is envs:
             state, histories = last.groups[0].state, copy.deepcopy(last.histories)
             histories.clear()
-        group = Group(envs, sinks=sinks)
+        group = RolloutGroup(envs, sinks=sinks)
         collector: Collector = Collector(
             [group],
             agent,
@@ -91,7 +91,7 @@ class Evaluator:
             if state is None:
                 collector.restart(int(torch.randint(2**31 - 1, ())))
             else:
-                collector.go_on_from([state])
+                collector.continue_from([state])
             assert group.state is not None
             if hidden_state is not None:
                 group.state.hidden_state = hidden_state

@@ -42,21 +42,21 @@ from .checkpoint.record import (
     RunRecord,
     check_checkpoint,
     check_policy,
+    environments_to_json,
     known_bindings,
     record_run,
-    written_environments,
 )
 from .checkpoint.spaces import EnvSpaces
 from .checkpoint.start_from import WarmStart, as_branch, fetched
 from .checkpoint.store import CheckpointManager, TrainingState
-from .collect import Collector, Group, StageTimer, build
+from .collect import Collector, RolloutGroup, StageTimer, build
 from .collect.build import MakeEnv
 from .config.hash import config_hash
 from .config.load import starts_from_recommended
 from .contracts import Progress, Role, RunContext, Stateful, Trainer
 from .evaluation import Evaluator
 from .fleet import Membership, ReplayRatio
-from .fleet.folder import place_of
+from .fleet.shared_folder import location_of
 from .learn.learner import AnyBatch, Learner, masked_losses
 from .learn.off_policy import OffPolicyTrainer, blank_batch
 from .learn.optimizer import make_optimizer
@@ -80,9 +80,9 @@ from .process.threads import choose_threads
 from .settings import Settings, check_for_on_policy, check_hooks, check_settings, shrink
 
 logger = logging.getLogger("loxodon")
-_OWN = {"trainer", "collector", "rng"}  # parts of which each process has a state of its own
-_LAST = {"collector", "dataset", "rng"}  # parts that are restored when all others fit
-_SHOWN = {  # of the figures of an epoch, on the terminal
+_PER_PROCESS = {"trainer", "collector", "rng"}  # parts of which each process has a state of its own
+_RESTORED_LAST = {"collector", "dataset", "rng"}  # parts that are restored when all others fit
+_CONSOLE_FIGURES = {  # of the figures of an epoch, on the terminal
     "val/return": "val return",
     "collect/return": "return",
     "train/loss": "loss",
@@ -91,8 +91,8 @@ _SHOWN = {  # of the figures of an epoch, on the terminal
     "time/updates_per_s": "updates/s",
     "dataset/total_files": "files",
 }
-_GO_ON = "To continue: the same command with --resume."
-_GO_ON_CORRECTED = "To continue: correct what the error says, then run with --resume."
+_HOW_TO_RESUME = "To continue: the same command with --resume."
+_HOW_TO_RESUME_CORRECTED = "To continue: correct what the error says, then run with --resume."
 
 
 @gin.configurable
@@ -451,7 +451,7 @@ class Experiment(Settings):
         groups, clock = [], WritingClock()
         for i, envs in enumerate(halves):
             names = (i,) if len(halves) > 1 else ()
-            group = Group(envs, sinks=list(self.trainer.sinks(envs.num_envs)))
+            group = RolloutGroup(envs, sinks=list(self.trainer.sinks(envs.num_envs)))
             if has_noise:
                 group.exploration = self._make_exploration(
                     envs.num_envs, self.ctx.seed_of("exploration", *names)
@@ -644,9 +644,9 @@ class Experiment(Settings):
         """
         if self._has_nothing_left():
             return
-        with self.fleet.reporting(), self._at_work():
+        with self.fleet.reporting(), self._training_context():
             for epoch in self._epochs():
-                is_last = self._follow_policy()
+                is_last = self._load_newest_policy()
                 if self._is_due(self.val_interval) and self.val_timesteps_per_epoch > 0:
                     self.evaluate_val()
                     self._exit_if_asked()
@@ -655,7 +655,7 @@ class Experiment(Settings):
                     self.collect_new_training_data()
                     self._exit_if_asked()
                 if self.ctx.role.learns and not is_good:
-                    self._take_in_new_data()
+                    self._refresh_dataset()
                     if self.trainer.ready():
                         self.trainer.train(epoch)
                     self.hooks("after_train")
@@ -927,7 +927,7 @@ class Experiment(Settings):
         if self.ctx.role.is_learner:
             hint = "" if self.actors is not None else " (start --mode collect)"
             folder = self.dataset.save_new_trajs_to
-            place = "memory" if folder is None else place_of(folder)
+            place = "memory" if folder is None else location_of(folder)
             return f"Waiting for trajectories in {place}{hint}."
         if self.collector is None:
             return (
@@ -984,7 +984,7 @@ class Experiment(Settings):
             self.learner.on_checkpoint_loaded(is_resume=False)
 
     def _parts(self) -> dict[str, Stateful]:
-        """Whose states a checkpoint keeps, by name; those of _OWN every process keeps for itself."""
+        """Whose states a checkpoint keeps, by name; those of _PER_PROCESS every process keeps for itself."""
         parts: dict[str, Any] = {
             "progress": self.ctx.progress,
             "learner": self.learner,
@@ -1024,11 +1024,13 @@ class Experiment(Settings):
         self.hooks("on_save_checkpoint_start")
         self.dataset.refresh()
         parts = self._parts()
-        self.checkpoints.write_own(epoch, {n: part.state_dict() for n, part in parts.items() if n in _OWN})
+        self.checkpoints.write_own(
+            epoch, {n: part.state_dict() for n, part in parts.items() if n in _PER_PROCESS}
+        )
         self.accelerator.wait_for_everyone()
         folder = None
         if self.ctx.is_main:
-            shared = {name: part.state_dict() for name, part in parts.items() if name not in _OWN}
+            shared = {name: part.state_dict() for name, part in parts.items() if name not in _PER_PROCESS}
             facts = {"seed": self.run_seed, "mode": self.mode, "world_size": self.accelerator.num_processes}
             metadata = self.record.metadata(**facts, is_interim=is_interim)
             folder = self.checkpoints.commit(epoch, self.policy, self.acting, shared, metadata)
@@ -1057,7 +1059,7 @@ class Experiment(Settings):
         parts, states, seed_before = self._parts(), {**state.shared, **state.own}, self.run_seed
         parts = {name: part for name, part in parts.items() if name in states}
         for name, part in parts.items():
-            if name not in _LAST:
+            if name not in _RESTORED_LAST:
                 part.load_state_dict(states[name])
         if self.seed is not None and self.seed != self.run_seed:
             logger.warning(
@@ -1074,7 +1076,7 @@ class Experiment(Settings):
             is_cut = states["collector"]["has_begun"] and not self._restore_rollout(self.collector, state)
         self.learner.on_checkpoint_loaded(is_resume=True)
         # All fits: only now files are touched.
-        self.checkpoints.go_on_with(state.metadata["run_id"])
+        self.checkpoints.continue_run(state.metadata["run_id"])
         if "dataset" in parts:
             if self.ctx.role.does_both and self.ctx.is_main and self.has_dset_edit_rights:
                 self.dataset.set_aside_newer(states["dataset"])
@@ -1157,7 +1159,7 @@ class Experiment(Settings):
             if self.ctx.role.is_actor:
                 self.ctx.progress.policy_epoch = info.epoch
                 if self.collector is not None:
-                    self.collector.explore_as_after(info.env_steps or 0)
+                    self.collector.advance_exploration(info.env_steps or 0)
         return info
 
     def delete_buffer_from_disk(self) -> None:
@@ -1181,7 +1183,7 @@ class Experiment(Settings):
         return True
 
     @contextlib.contextmanager
-    def _at_work(self) -> Iterator[None]:
+    def _training_context(self) -> Iterator[None]:
         """All that surrounds the epochs: signals, progress bar, actors, and what is saved after an error."""
         self.ctx.progress.is_finished = self._is_stopped = False
         self._saved_s = 0.0
@@ -1192,10 +1194,10 @@ class Experiment(Settings):
             self.ctx.console.progress(self.epoch),
             contextlib.ExitStack() as stack,
             self._curves_at_the_end(),
-            self._rescue(),
+            self._save_on_error(),
             without_foreign_exits(),
         ):
-            self._tell_what_this_is()
+            self._publish_identity()
             self.pace.begin()
             self.begin_run()
             if self.ctx.role.is_learner:
@@ -1206,7 +1208,7 @@ class Experiment(Settings):
             self._exit_if_asked()
             yield
 
-    def _tell_what_this_is(self) -> None:
+    def _publish_identity(self) -> None:
         progress, buffer = self.ctx.progress, self.dataset.save_new_trajs_to
         if self.ctx.role.is_learner:  # actors may have seen later versions than the checkpoint knows of
             published = from_main(self._published_version, self.accelerator)
@@ -1257,7 +1259,7 @@ class Experiment(Settings):
 
     def store_config(self) -> None:
         """Write the config as requested and as operative, and the versions."""
-        environments = written_environments(
+        environments = environments_to_json(
             make_val_env=self.make_val_env,
             parallel_actors=self.parallel_actors,
             env_mode=self.env_mode,
@@ -1284,7 +1286,7 @@ class Experiment(Settings):
     def _is_due(self, interval: int | None) -> bool:
         return interval is not None and self.epoch % interval == 0
 
-    def _follow_policy(self) -> bool:
+    def _load_newest_policy(self) -> bool:
         """Act with the newest weights where asked to; True when they are the last ones of a learner."""
         if not (self.always_load_latest or self.ctx.role.is_actor):
             return False
@@ -1332,7 +1334,7 @@ class Experiment(Settings):
             self.ctx.console.say(f"{taken:,} env steps reach Experiment.max_env_steps: training stops.")
         return taken >= limit
 
-    def _take_in_new_data(self) -> None:
+    def _refresh_dataset(self) -> None:
         """Let the dataset see what was collected, and log what it holds."""
         self.accelerator.wait_for_everyone()
         figures = self.dataset.on_end_of_collection()
@@ -1345,14 +1347,16 @@ class Experiment(Settings):
     def _end_epoch(self, epoch: int, is_last: bool) -> bool:
         """Tell everybody, publish and save what is due; False if no epoch follows."""
         shown = {
-            label: self.epoch_figures[name] for name, label in _SHOWN.items() if name in self.epoch_figures
+            label: self.epoch_figures[name]
+            for name, label in _CONSOLE_FIGURES.items()
+            if name in self.epoch_figures
         }
         progress = self.ctx.progress
         counts = {"env steps": progress.env_steps, "updates": progress.gradient_steps}
         self.ctx.console.show(epoch + 1, "done", {**counts, **shown})
         self.ctx.progress.epoch = epoch + 1
         if self.train_envs is not None:
-            self.train_envs.tell("on_epoch_end", epoch)
+            self.train_envs.call_if_defined("on_epoch_end", epoch)
         self.hooks("on_epoch_end", epoch)
         if is_last or (self.ctx.role.learns and self.epoch >= self.epochs):
             return False
@@ -1419,8 +1423,8 @@ class Experiment(Settings):
         else:
             if self.always_save_latest or self.ctx.role.is_learner:
                 self.write_latest_policy()  # before the checkpoint, which keeps the version
-            line = f"{where} saved {self.save_checkpoint()}. {_GO_ON}"
-        self._tell(line)
+            line = f"{where} saved {self.save_checkpoint()}. {_HOW_TO_RESUME}"
+        self._print_always(line)
 
     def _exit_if_asked(self) -> None:
         """After a signal to any process: store what there is, say how to go on, and exit."""
@@ -1433,14 +1437,16 @@ class Experiment(Settings):
             if self.collector is not None:
                 self.collector.flush()  # raises where `close` would only warn
             self.close()
-            self._tell(
+            self._print_always(
                 f"Stopped by {name}: all finished trajectories are stored. "
                 "Start the same command again to continue."
             )
         else:
             folder = self._save_running_epoch()
             self.close()
-            self._tell(f"Stopped by {name} in {self._place()}: saved {folder}. {_GO_ON}")
+            self._print_always(
+                f"Stopped by {name} in {self._where_in_run()}: saved {folder}. {_HOW_TO_RESUME}"
+            )
         is_alone = self.accelerator.num_processes == 1  # a launcher would take it for a failure
         raise Stopped(INTERRUPTED if is_alone and name == "SIGINT" else 0)
 
@@ -1454,7 +1460,7 @@ class Experiment(Settings):
         return self._save(epoch, goes_on=False)
 
     @contextlib.contextmanager
-    def _rescue(self) -> Iterator[None]:
+    def _save_on_error(self) -> Iterator[None]:
         """When an error ends the run, save where it stands, if that is sound, and say how to go on."""
         try:
             yield
@@ -1466,14 +1472,14 @@ class Experiment(Settings):
             has_done_anything = progress.env_steps > 0 or progress.gradient_steps > 0
             if self.ctx.role.learns and not self.test_run and not is_abort and has_done_anything:
                 saved = self._save_after_error(error)
-                self._tell(f"Stopped by an error in {self._place()}: {saved}")
+                self._print_always(f"Stopped by an error in {self._where_in_run()}: {saved}")
             raise
 
     def _save_after_error(self, error: BaseException) -> str:
         """Try to save as a signal does; returns what became of it, and how to continue."""
         # A wrong setting, wrong code or NaN would end the same command again.
         repeats = isinstance(error, ValueError | TypeError | FloatingPointError)
-        go_on = _GO_ON_CORRECTED if repeats else _GO_ON
+        go_on = _HOW_TO_RESUME_CORRECTED if repeats else _HOW_TO_RESUME
         if self.accelerator.num_processes > 1:  # the others cannot be asked for their part any more
             problem = "several processes train, and not all are left"
         elif not self.learner.is_sound():
@@ -1500,10 +1506,10 @@ class Experiment(Settings):
             if self.verbose and self.ctx.role.learns and self.ctx.is_main and not self.test_run:
                 draw_if_possible(self.run_dir)
 
-    def _place(self) -> str:
+    def _where_in_run(self) -> str:
         return f"epoch {self.epoch}" if self.epoch < self.epochs else "the final evaluation"
 
-    def _tell(self, line: str) -> None:
+    def _print_always(self, line: str) -> None:
         """Print a line that even a silent run says."""
         if self.ctx.is_main:
             self.ctx.console.console.print(line, markup=False)

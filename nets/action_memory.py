@@ -68,8 +68,8 @@ class ActionMemory(nn.Module):
         added = added * ages.exp()[:, None, None]
         sums = added.cumsum(1)
         if resets is not None:
-            places = torch.arange(added.shape[1], device=added.device).expand(resets.shape)
-            begins = places.where(resets, 0).cummax(1).values[..., None, None]
+            indices = torch.arange(added.shape[1], device=added.device).expand(resets.shape)
+            begins = indices.where(resets, 0).cummax(1).values[..., None, None]
             sums = sums - (sums - added).gather(1, begins.expand_as(sums))
         return self._read(sums * (-ages).exp()[:, None, None])
 

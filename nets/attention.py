@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from . import cpu
 from .cpu.attention import sdpa_in_parts
 from .head_kinds import Heads
-from .positions import Places, rotate
+from .positions import PositionFeatures, rotate
 from .recurrence import in_full_precision
 
 Kernel: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
@@ -83,8 +83,8 @@ class RingSight(Sight):
 
     Attributes:
         age: (N,) int64, timesteps of the running episode before the present.
-        window: places of the ring.
-        num_used: places that are read, the first ones.
+        window: slots of the ring.
+        num_used: slots that are read, the first ones.
         place: (N, 1, 1, 1) int64, of the present.
     """
 
@@ -373,7 +373,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -
 
 
 def prepared(
-    qkv: Tensor, added: Tensor | None, gains: Tensor | None, eps: float, places: Places | None
+    qkv: Tensor, added: Tensor | None, gains: Tensor | None, eps: float, positions: PositionFeatures | None
 ) -> tuple[Tensor, Tensor]:
     """Queries and keys as they meet, with waves added, normalised and rotated; and values.
 
@@ -382,11 +382,11 @@ def prepared(
         added: (..., 2, F, E) float, waves for the queries and keys of the F first heads; or None.
         gains: (2, E) float, factors of queries and keys at unit root mean square; None leaves their lengths.
         eps: of the norm.
-        places: cosines and sines (..., 1, 1 or H, E); None for no rotation.
+        positions: cosines and sines (..., 1, 1 or H, E); None for no rotation.
     Returns: (..., 2, H, E), in float32 if normalised, and (..., H, E).
     """
-    if gains is not None and places is not None:
-        given = (qkv, added, gains, eps, places.cos, places.sin)
+    if gains is not None and positions is not None:
+        given = (qkv, added, gains, eps, positions.cos, positions.sin)
         if torch.is_grad_enabled():
             both, v = _NormedAndTurned.apply(*given)  # type: ignore[no-untyped-call]
             return both, v
@@ -397,7 +397,7 @@ def prepared(
     if gains is not None:
         both = both.float()
         both = both * (both.square().mean(-1, keepdim=True) + eps).rsqrt() * gains[:, None]
-    return both if places is None else rotate(both, places.cos, places.sin), v
+    return both if positions is None else rotate(both, positions.cos, positions.sin), v
 
 
 def _normed_and_turned(

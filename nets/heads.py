@@ -88,7 +88,7 @@ def dead_units(layers: Sequence[Tensor], mask: Tensor) -> Tensor:
 
     Args:
         layers: activations, each (..., n, units).
-        mask: (n,) bool, the places that count.
+        mask: (n,) bool, the entries that count.
     Returns: a scalar tensor.
     Source: Sokar et al. 2023, arXiv:2302.12902, definition 3.1, with a threshold of 0.025.
     """

@@ -97,7 +97,7 @@ class HybridTrajEncoder(TrunkTrajEncoder):
         )
 
         attention: dict[str, Any] = {}
-        places = None
+        head_positions = None
         if "attention" in mixers:
             require_even_heads("HybridTrajEncoder", d_model, n_heads)
             attention = {
@@ -109,7 +109,7 @@ class HybridTrajEncoder(TrunkTrajEncoder):
             where = "HybridTrajEncoder.mixer_settings['attention']['heads']"
             heads = attention["heads"] = Heads.named(attention["heads"], n_heads, setting=where)
             if heads.need_positions:
-                places = HeadPositions(d_model, heads, attention["window"])
+                head_positions = HeadPositions(d_model, heads, attention["window"])
 
         def make_block(layer: int) -> ResidualBlock:
             kind = mixers[layer]
@@ -128,5 +128,5 @@ class HybridTrajEncoder(TrunkTrajEncoder):
             n_layers=len(mixers),
             norm=norm,
             dropout_emb=dropout_emb,
-            places=places,
+            head_positions=head_positions,
         )

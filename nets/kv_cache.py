@@ -83,9 +83,9 @@ class KeyValueRing:
                 newest = torch.where(timeline.resets, t, -1).amax(1)
                 age_after = torch.where(newest < 0, age_after, length - newest)
             sight = SequenceSight(timeline.time_idxs, self.window, timeline.resets, num_kept, age)
-            places = torch.arange(self.window, device=k.device)
-            kept = (age[:, None] - num_kept + places[:num_kept]) % self.window
-            after = num_kept + length - 1 - (age_after[:, None] - 1 - places) % self.window
+            slots = torch.arange(self.window, device=k.device)
+            kept = (age[:, None] - num_kept + slots[:num_kept]) % self.window
+            after = num_kept + length - 1 - (age_after[:, None] - 1 - slots) % self.window
             return kept, sight, after.clamp(min=0), age_after
 
         kept, sight, after, age = timeline.once(self.window, look)
@@ -97,6 +97,6 @@ class KeyValueRing:
         return keys.to(k.dtype), values.to(v.dtype), sight, state_after
 
 
-def _at(x: Tensor, places: Tensor) -> Tensor:
-    """X (N, H, S, E) at places (N, S') -> (N, H, S', E)."""
-    return x.gather(2, places[:, None, :, None].expand(*x.shape[:2], -1, x.shape[3]))
+def _at(x: Tensor, slots: Tensor) -> Tensor:
+    """X (N, H, S, E) at slots (N, S') -> (N, H, S', E)."""
+    return x.gather(2, slots[:, None, :, None].expand(*x.shape[:2], -1, x.shape[3]))

@@ -54,7 +54,7 @@ class SinusoidalPositions(nn.Module):
         return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
-class Places(NamedTuple):
+class PositionFeatures(NamedTuple):
     """Positions for the queries and keys of attention: see `HeadPositions`."""
 
     cos: Tensor
@@ -89,11 +89,11 @@ class HeadPositions(nn.Module):
         self.register_buffer("frequencies", frequencies, persistent=False)
         self.waves = SinusoidalPositions(d_model, max(window / 2, 2.0)) if heads.num("has_waves") else None
 
-    def forward(self, time_idxs: Tensor, dtype: torch.dtype) -> Places:
+    def forward(self, time_idxs: Tensor, dtype: torch.dtype) -> PositionFeatures:
         """time_idxs (..., 1) -> cosines and sines (..., 1, 1 or H, E), waves (..., D) or None."""
         angles = time_idxs[..., None, None, :] * self.frequencies
         waves = None if self.waves is None else self.waves(time_idxs).to(dtype)
-        return Places(angles.cos().to(dtype), angles.sin().to(dtype), waves)
+        return PositionFeatures(angles.cos().to(dtype), angles.sin().to(dtype), waves)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

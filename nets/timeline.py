@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
-from .positions import Places
+from .positions import PositionFeatures
 
 T = TypeVar("T")
 
@@ -20,14 +20,14 @@ class Timeline:
     Attributes:
         time_idxs: (B, L, 1) int64, timestep within the episode; (B, 1) for a step.
         resets: (B, L) bool, True on the first timestep of an episode; None if none begins within a row.
-        places: positions for queries and keys of attention; None if no head needs them.
+        positions: positions for queries and keys of attention; None if no head needs them.
         keeps_state: somebody needs the states after the last timestep.
         shared: what the first layer that needed it has computed for all layers.
     """
 
     time_idxs: Tensor
     resets: Tensor | None
-    places: Places | None = None
+    positions: PositionFeatures | None = None
     keeps_state: bool = True
     shared: dict[Any, Any] = field(default_factory=dict)
 

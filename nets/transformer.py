@@ -15,7 +15,7 @@ from .head_kinds import Heads, equal_match
 from .init import EMBEDDING_STD, FIXED_CONTENT_GAIN, QK_GAIN
 from .kv_cache import KeyValueRing
 from .mlp import RMSNorm, require_at_least, require_positive
-from .positions import HeadPositions, LearnedPositions, Places, SinusoidalPositions
+from .positions import HeadPositions, LearnedPositions, PositionFeatures, SinusoidalPositions
 from .sigma_reparam import linear
 from .timeline import Timeline
 from .trunk import BlockSettings, ResidualBlock, State, TrunkTrajEncoder
@@ -75,7 +75,7 @@ class TransformerLayer(ResidualBlock):
         self._add_feed_forward()
 
     def forward(self, x: Tensor, timeline: Timeline, state: State | None) -> tuple[Tensor, State | None]:
-        q, k, v = self.queries_keys_values(x, timeline.places)
+        q, k, v = self.queries_keys_values(x, timeline.positions)
         k, v, sight, state = self.ring.extend(k, v, timeline, state)
         dropout = self.dropout_attn if self.training else 0.0
         read = attend(
@@ -93,18 +93,20 @@ class TransformerLayer(ResidualBlock):
     def forget(self, state: State, ended: Tensor) -> State:
         return {**state, "age": state["age"].masked_fill(ended.to(state["age"].device), 0)}
 
-    def queries_keys_values(self, x: Tensor, places: Places | None) -> tuple[Tensor, Tensor, Tensor]:
+    def queries_keys_values(
+        self, x: Tensor, positions: PositionFeatures | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """X (B, L, D), or (N, D) with L = 1 -> each (B, H, L, E), positions applied."""
         num_heads, leading = len(self.heads), x.shape[:-1]
         qkv = self.qkv(self.norm_attn(x)).view(*leading, 3, num_heads, -1)
         qkv = self.dropout_qkv(qkv) if self.training else qkv
         added, gains = None, None
-        if self.from_waves is not None and places is not None and places.waves is not None:
-            added = self.from_waves(places.waves)
+        if self.from_waves is not None and positions is not None and positions.waves is not None:
+            added = self.from_waves(positions.waves)
             added = added.view(*added.shape[:-1], 2, self.num_with_waves, -1)
         if self.is_normed:
             gains = torch.stack((self.q_norm.weight, self.k_norm.weight))
-        both, v = prepared(qkv, added, gains, RMSNorm.EPS, places)
+        both, v = prepared(qkv, added, gains, RMSNorm.EPS, positions)
         if len(leading) == 1:
             q, k = both.unsqueeze(3).unbind(1)
             return q, k, v.unsqueeze(2)
@@ -246,7 +248,7 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
             norm=norm,
             dropout_emb=dropout_emb,
             positions=positions[pos_emb]() if pos_emb in positions else None,
-            places=HeadPositions(d_model, kinds, min(furthest, max_seq_len))
+            head_positions=HeadPositions(d_model, kinds, min(furthest, max_seq_len))
             if kinds.need_positions
             else None,
         )
@@ -255,8 +257,13 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
     def train(self, mode: bool = True) -> TransformerTrajEncoder:
         super().train(mode)
         parts, self._fast_step = (self.inp, self.blocks, self.out_norm), None
-        if not mode and self.places is not None and self.learned is None and TransformerStep.is_for(*parts):
-            self._fast_step = TransformerStep(*parts, self.places)
+        if (
+            not mode
+            and self.head_positions is not None
+            and self.learned is None
+            and TransformerStep.is_for(*parts)
+        ):
+            self._fast_step = TransformerStep(*parts, self.head_positions)
         return self
 
     def _step(

@@ -228,7 +228,7 @@ class TrunkTrajEncoder(TrajEncoder):
         norm: normalisation of the result.
         dropout_emb: on the input.
         positions: what is added to the input, made of time_idxs (B, L, 1); None for nothing.
-        places: positions for queries and keys of attention; None if no block needs them.
+        head_positions: positions for queries and keys of attention; None if no block needs them.
     """
 
     layers: nn.ModuleList
@@ -244,12 +244,12 @@ class TrunkTrajEncoder(TrajEncoder):
         norm: str | None,
         dropout_emb: float,
         positions: nn.Module | None = None,
-        places: HeadPositions | None = None,
+        head_positions: HeadPositions | None = None,
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
         require_positive(type(self).__name__, d_model=d_model, n_layers=n_layers)
         self.inp, self.dropout_emb = nn.Linear(tstep_dim, d_model), Dropout(dropout_emb)
-        self.learned, self.places = positions, places
+        self.learned, self.head_positions = positions, head_positions
         self.layers = nn.ModuleList(make_block(i) for i in range(n_layers))
         self.out_norm = norm_layer(norm, d_model)
         self._emb_dim = d_model
@@ -333,8 +333,8 @@ class TrunkTrajEncoder(TrajEncoder):
     def _timeline(
         self, x: Tensor, time_idxs: Tensor, resets: Tensor | None = None, keeps_state: bool = True
     ) -> Timeline:
-        places = None if self.places is None else self.places(time_idxs, x.dtype)
-        return Timeline(time_idxs, resets, places, keeps_state)
+        positions = None if self.head_positions is None else self.head_positions(time_idxs, x.dtype)
+        return Timeline(time_idxs, resets, positions, keeps_state)
 
     def _embed(self, seq: Tensor, time_idxs: Tensor) -> Tensor:
         """The input of the first block, (..., tstep_dim) and (..., 1) -> (..., D)."""

@@ -437,17 +437,17 @@ def _warn_of_flattened(owner: str, obs_space: spaces.Dict, keys: Iterable[str]) 
             continue
         shape = tuple(map(int, space.shape))
         if kind_of(space) != "flat":
-            mend = "leave out Experiment.tstep_encoder_type or set it to None, which takes convolutions"
+            fix = "leave out Experiment.tstep_encoder_type or set it to None, which takes convolutions"
         elif _FITS["image"](space):
-            mend = (
+            fix = (
                 "if it is a picture, set Experiment.tstep_encoder_type = @DictTstepEncoder and "
                 f"DictTstepEncoder.obs_kinds = {{{key!r}: 'image'}}"
             )
         else:
-            mend = "if it holds several pictures, stack them along the axis of their channels"
+            fix = "if it holds several pictures, stack them along the axis of their channels"
         say_once(
             f"{owner} flattens observation {key!r} of shape {shape} to {math.prod(shape):,} numbers, "
-            f"which is fine for a table but not for a picture. Fix: {mend}.",
+            f"which is fine for a table but not for a picture. Fix: {fix}.",
             logging.WARNING,
         )
 

@@ -1,4 +1,4 @@
-"""House rules that a machine can check: layers, import circles, gin names, error texts, stray names."""
+"""Rules of the code base that a machine can check: layers, import circles, gin names, errors, stray names."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ def test_the_error_check_follows_texts(source: str, lines: list[int]) -> None:
     assert raises_without_fix(source, classes) == lines
 
 
-def test_errors_say_how_to_mend_the_cause() -> None:
+def test_errors_say_how_to_fix_the_cause() -> None:
     sources = {named(path): path.read_text(encoding="utf-8") for path in CODE_FILES}
     errors = error_classes(list(sources.values()))
     found = {name: raises_without_fix(source, errors) for name, source in sources.items()}

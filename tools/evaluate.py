@@ -29,9 +29,9 @@ from ..agents import BaseAgent
 from ..data import DiskTrajDataset
 from ..envs import EnvSpec, Histories, resolve_env
 from ..experiment.checkpoint.load_policy import LoadedPolicy, is_gone, load_policy
+from ..experiment.checkpoint.recipes import from_json
 from ..experiment.checkpoint.spaces import EnvSpaces, check_spaces
 from ..experiment.checkpoint.store import CheckpointManager
-from ..experiment.checkpoint.written import read
 from ..experiment.collect.build import make_envs
 from ..experiment.config import explained, load_config
 from ..experiment.config.reading import search_in
@@ -94,7 +94,7 @@ def _evaluate(args: argparse.Namespace) -> int:
                 policy.info.env_spaces(),
                 EnvSpaces(envs.env_observation_space, envs.env_action_space),
                 what=f"The policy in {found.file}",
-                mend="evaluate it in an environment with the observations and actions it was trained with.",
+                fix="evaluate it in an environment with the observations and actions it was trained with.",
             )
             if size is not None:
                 cut_memory(policy.agent, size)
@@ -203,7 +203,7 @@ def _recipe_of(written: Any, num_envs: int | None, texts: Sequence[Path]) -> Rec
         module, _, path = name.partition(":")
         return functools.reduce(getattr, path.split("."), importlib.import_module(module))
 
-    found = read(written, find, calls=True)
+    found = from_json(written, find, calls=True)
     gin.parse_config("\n".join(path.read_text(encoding="utf-8") for path in texts), skip_unknown=True)
     names = ("make_val_env", "parallel_actors", "env_mode", "async_env_mp_context")
     make_env, parallel, mode, context = (found[name] for name in names)

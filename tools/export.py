@@ -13,8 +13,8 @@ import numpy as np
 
 from ..data.errors import visible
 from ..experiment.checkpoint.policy_file import PolicyInfo, read_info, read_json
+from ..experiment.checkpoint.recipes import called_name
 from ..experiment.checkpoint.store import CheckpointManager
-from ..experiment.checkpoint.written import called_name
 from ..experiment.output.plots import ENV_STEPS, Curves, curves_if_readable, metrics_of
 from ..experiment.process.files import atomic_write, check_inside, check_tree, write_text
 from .arguments import parse_export

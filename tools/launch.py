@@ -19,8 +19,8 @@ import gin
 
 from ..experiment.config import ConfigError, load_config
 from ..experiment.experiment import Experiment
-from ..experiment.fleet.actors import Crew
-from ..experiment.fleet.launchers import ray_pool, require, submit
+from ..experiment.fleet.actors import ActorSpec
+from ..experiment.fleet.launchers import import_extra, ray_pool, submit
 from ..experiment.process.exits import CONFIG_ERROR
 from . import run
 from .arguments import parse_run
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.backend == "slurm":
             return _submit(args, words)
         if args.backend == "ray":
-            require("ray", "ray")
+            import_extra("ray", "ray")
             resources = {"num_cpus": args.ray_cpus, "num_gpus": args.ray_gpus}
             pool = functools.partial(ray_pool, address=args.ray_address, **resources)
             address = shlex.quote(args.ray_address)
@@ -96,7 +96,7 @@ def _submit(args: argparse.Namespace, words: list[str]) -> int:
         common["slurm_partition"] = args.slurm_partition
     jobs = submit(
         run.main,
-        Crew(
+        ActorSpec(
             words,
             args.actors,
             exp.replay_ratio,

@@ -27,8 +27,8 @@ from .run import exit_status
 _POLL_S = 0.25
 
 
-class Place:
-    """A Ray actor: where there is room for the command, which runs there from now on.
+class RemoteCommand:
+    """A Ray actor that starts the command on the machine where Ray has placed it.
 
     If Ray ends it, as when nobody waits for the command any more, a run notices and saves a checkpoint.
     """
@@ -39,13 +39,13 @@ class Place:
         )
 
     def wait(self) -> int | None:
-        """The exit status, negative for a signal; None if it goes on for another quarter of a second."""
+        """Wait up to a quarter of a second; returns the exit status, negative for a signal, or None."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_POLL_S)
         return self._process.poll()
 
-    def tell_to_end(self) -> None:
-        """As SIGTERM does."""
+    def terminate(self) -> None:
+        """Send SIGTERM."""
         self._process.terminate()
 
 
@@ -64,20 +64,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_status(lambda: _run(command, args.address, num_cpus=args.cpus, num_gpus=args.gpus))
 
 
-def _run(command: Sequence[str], address: str, **room: float) -> int:
+def _run(command: Sequence[str], address: str, **resources: float) -> int:
     ray = connect_ray(address)
-    found = ray.remote(Place).options(**room).remote(command, str(Path.cwd()))
+    found = ray.remote(RemoteCommand).options(**resources).remote(command, str(Path.cwd()))
     status: int | None = None
-    give_up_s = math.inf  # while it waits for room, nobody answers
+    give_up_s = math.inf  # until the cluster has resources for it, it cannot answer
     with StopRequest() as stop:
-        answer, told = found.wait.remote(), None
+        answer, terminated = found.wait.remote(), None
         while status is None:
             if ray.wait([answer], timeout=_POLL_S)[0]:
                 status, answer, give_up_s = ray.get(answer), found.wait.remote(), math.inf
             elif time.monotonic() > give_up_s:
                 status = -signal.SIGTERM
-            if stop.requested() and told is None:
-                told, give_up_s = found.tell_to_end.remote(), time.monotonic() + GRACE_S
+            if stop.requested() and terminated is None:
+                terminated, give_up_s = found.terminate.remote(), time.monotonic() + GRACE_S
     ray.shutdown()
     return status if status >= 0 else 128 - status
 

@@ -17,9 +17,9 @@ from ..experiment.checkpoint.store import CheckpointManager, about
 from ..experiment.config import ConfigError, LoadedConfig, explained, load_config
 from ..experiment.config.reading import COMMAND_LINE, find_config
 from ..experiment.experiment import Experiment
-from ..experiment.fleet.actors import Crew, MakePool, library_program, local_pool, this_program, without
-from ..experiment.fleet.folder import check_folder, expected_here
-from ..experiment.fleet.supervisor import end_with_parent
+from ..experiment.fleet.actors import ActorSpec, MakePool, library_program, local_pool, this_program, without
+from ..experiment.fleet.shared_folder import check_folder, expected_token
+from ..experiment.fleet.supervisor import exit_with_parent
 from ..experiment.output.plots import curves_of
 from ..experiment.process.exits import CONFIG_ERROR, FAILED, INTERRUPTED, Stopped, without_foreign_exits
 from ..gin_configs.presets import preset_root
@@ -42,7 +42,7 @@ def main(
     """
     words = list(sys.argv[1:] if argv is None else argv)
     args = parse_run(words)
-    end_with_parent()
+    exit_with_parent()
     own_program = this_program() if argv is None else library_program()
     pool = pool or functools.partial(local_pool, program=own_program)
     logging.basicConfig(format="%(levelname)s: %(message)s")
@@ -148,7 +148,7 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool, device: str | 
     """Build the experiment, after a look at its run folder: what to resume must be there."""
     exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
     check_device(exp.DEVICE, device)
-    check_folder(exp.run_dir, expected_here())
+    check_folder(exp.run_dir, expected_token())
     if has_actors:
         exp.keep_pace_of_preset(is_chosen=config.is_set_by_user("Experiment.replay_ratio"))
     earlier = CheckpointManager(exp.run_dir, exp.run_name)
@@ -188,7 +188,9 @@ def _run(
         exp = _start(config, args.resume, args.actors is not None, args.device)
     if args.actors is not None and exp.accelerator.is_main_process:
         first_epoch = exp.start_collecting_at_epoch
-        exp.actors = pool(exp.ctx, Crew(words, args.actors, exp.replay_ratio, first_epoch, args.actor_device))
+        exp.actors = pool(
+            exp.ctx, ActorSpec(words, args.actors, exp.replay_ratio, first_epoch, args.actor_device)
+        )
         exp.pace.expect_actors(args.actors, first_epoch)
     try:
         metrics = exp.learn()
@@ -205,13 +207,13 @@ def _run(
         say(f"error: This run made no update. {exp.why_idle()}", error=True)
         return FAILED
     if exp.accelerator.is_main_process and exp.test_run:
-        say(words_on_test(exp))
+        say(summary_of_test_run(exp))
     elif exp.accelerator.is_main_process:
-        say(closing_words(exp, metrics, words, program or program_name()))
+        say(closing_summary(exp, metrics, words, program or program_name()))
     return 0
 
 
-def closing_words(exp: Any, metrics: Mapping[str, float], words: Sequence[str], program: str) -> str:
+def closing_summary(exp: Any, metrics: Mapping[str, float], words: Sequence[str], program: str) -> str:
     """Final figures, the run folder and commands to try next."""
     rates = [value for name, value in metrics.items() if re.fullmatch("val/.*success", name)]
     lines = [f"final success rate  {value:.3f}" for value in rates]
@@ -241,7 +243,7 @@ def closing_words(exp: Any, metrics: Mapping[str, float], words: Sequence[str], 
     return "\n".join(lines)
 
 
-def words_on_test(exp: Any) -> str:
+def summary_of_test_run(exp: Any) -> str:
     """What a test run has done, in a line."""
     updates = exp.learner.gradient_steps
     trained = f"{updates} updates" if updates else "no update (the dataset was not ready for training)"

@@ -29,8 +29,8 @@ class Job:
     """A run as a process.
 
     run_dir: its folder. has_log: what it prints goes there, into logs/console.log. through: words before its
-    command, such as those of srun, which bring it to another machine. should_end: asked all the time; once it
-    is True, the process is told to end.
+    command, such as those of srun, which run it on another machine. should_end: polled; once it is True, the
+    process is terminated. was_terminated: this process has ended it.
     """
 
     command: Sequence[str]
@@ -39,10 +39,10 @@ class Job:
     through: Sequence[str] = ()
     should_end: Callable[[], bool] = lambda: False
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    is_told: bool = field(default=False, init=False)
+    was_terminated: bool = field(default=False, init=False)
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Begin; in a session of its own, so that Ctrl-C is for this process, which tells it."""
+        """Start it in a session of its own, so that Ctrl-C reaches only this process, which terminates it."""
         environment = actor_environment(os.environ) if self.has_log else dict(os.environ)
         settings: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
         # A run that is not started by this process itself looks for no parent.
@@ -55,16 +55,16 @@ class Job:
         with log.open("ab") as file:
             return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, **settings)
 
-    def tell_to_end(self) -> None:
-        """As SIGTERM does: it saves a checkpoint first."""
-        if self.process is not None and not self.is_told:
+    def terminate(self) -> None:
+        """Send SIGTERM, once: the run saves a checkpoint first."""
+        if self.process is not None and not self.was_terminated:
             # srun kills its job when it gets SIGTERM itself, and hands SIGUSR1 on.
             is_srun = any(Path(word).name == "srun" for word in self.through)
             self.process.send_signal(signal.SIGUSR1 if is_srun else signal.SIGTERM)
-            self.is_told = True
+            self.was_terminated = True
 
 
-def work_off(jobs: Iterator[Job], num_parallel: int, on_end: Callable[[Job, int], None]) -> bool:
+def run_jobs(jobs: Iterator[Job], num_parallel: int, on_end: Callable[[Job, int], None]) -> bool:
     """Run the jobs, so many at a time; SIGINT or SIGTERM ends all of them, and no further one begins.
 
     on_end: called with every job that has ended and its exit status, negative for a signal.
@@ -83,7 +83,7 @@ def work_off(jobs: Iterator[Job], num_parallel: int, on_end: Callable[[Job, int]
                 time.sleep(_POLL_S)
                 for job in list(running):
                     if stop.requested() or job.should_end():
-                        job.tell_to_end()
+                        job.terminate()
                     if job.process is not None and (status := job.process.poll()) is not None:
                         running.remove(job)
                         on_end(job, status)
@@ -134,14 +134,14 @@ def run_seeds(
             yield Job([*program, *kept, *own], folder, has_log=num_parallel > 1, through=through)
 
     def on_end(job: Job, status: int) -> None:
-        if status and not job.is_told:
+        if status and not job.was_terminated:
             failures.append(job.run_dir.name)
             log = f", log {job.run_dir / 'logs' / 'console.log'}" * job.has_log
             _say(f"{job.run_dir.name} failed with exit status {status}{log}")
         elif num_parallel > 1:
-            _say(f"{job.run_dir.name} {'stopped' if job.is_told else 'finished'}")
+            _say(f"{job.run_dir.name} {'stopped' if job.was_terminated else 'finished'}")
 
-    is_complete = work_off(jobs(), num_parallel, on_end)
+    is_complete = run_jobs(jobs(), num_parallel, on_end)
     _say(f"report              {shlex.join(['loxodon', 'report', *map(str, runs)])}")
     if failures:
         _say(f"error: {len(failures)} of {len(runs)} runs failed: {', '.join(failures)}")

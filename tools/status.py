@@ -61,9 +61,9 @@ def overview(run_dir: Path) -> dict[str, Any]:
     Returns: "run_dir", "time", "is_finished"; of all processes together "alive", "env_steps" (of all that
         ever collected),
         "env_steps_per_s", "gradient_steps", "policy_version" and "replay_ratio" (None where there is none);
-        "processes", each with the fields of its `Beat` and "versions_behind", None but for actors at work;
-        "buffer", see _look_at; "checkpoint_epochs".
-    Raises: FileNotFoundError if the folder is missing or no run's.
+        "processes", each with the fields of its `Heartbeat` and "versions_behind" (None except for live
+        actors); "buffer", see _buffer_facts; "checkpoint_epochs".
+    Raises: FileNotFoundError if the folder is missing or does not hold a run.
     """
     if not any((run_dir / name).is_dir() for name in _FOLDERS):
         what = "holds no run" if run_dir.is_dir() else "does not exist"
@@ -94,7 +94,7 @@ def overview(run_dir: Path) -> dict[str, Any]:
         "policy_version": None if learner is None else learner.policy_version,
         "replay_ratio": ratio,
         "processes": processes,
-        "buffer": _look_at(next((path for path in folders if path.is_dir()), run_dir / "buffer")),
+        "buffer": _buffer_facts(next((path for path in folders if path.is_dir()), run_dir / "buffer")),
         "checkpoint_epochs": CheckpointManager(run_dir, run_dir.name).complete_epochs(),
     }
 
@@ -127,7 +127,7 @@ def as_text(facts: Mapping[str, Any]) -> str:
     return "\n".join(map(visible, lines))
 
 
-def _look_at(folder: Path) -> dict[str, Any]:
+def _buffer_facts(folder: Path) -> dict[str, Any]:
     """The trajectories on disk; newest_age_s by the time in the newest file's name, None without files."""
     parts: dict[str, list[FoundFile]] = {"fifo": [], "protected": []}
     for part in parts:

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..data.lock import FolderLock, Office
+from ..data.lock import FolderLock, LockPurpose
 from ..experiment.checkpoint.store import CheckpointManager
 from ..experiment.config import ConfigError, explained, load_config
 from ..experiment.config.reading import read_source
 from ..experiment.experiment import Experiment
 from ..experiment.fleet.actors import library_program, without
-from ..experiment.fleet.launchers import require
+from ..experiment.fleet.launchers import import_extra
 from ..experiment.output.plots import curves_if_readable, metrics_of, points_of
 from ..experiment.process.exits import FAILED, INTERRUPTED
 from ..experiment.process.files import WatchedFile, write_text
@@ -28,9 +28,9 @@ from . import run
 from .arguments import parse_sweep
 from .dry_run import dry_run
 from .report.main import write_report
-from .seeds import Job, work_off
+from .seeds import Job, run_jobs
 
-_KEEPER = Office(
+_SWEEP = LockPurpose(
     "sweep", "keeps the account of", "a sweep has one process", "end that process, or choose another -o."
 )
 _SPACE = re.compile(r"(log|uniform|int|choice)\((.+)\)")
@@ -93,8 +93,8 @@ class Sweep:
                 trials[job.run_dir] = trial
                 yield job
 
-        return work_off(
-            jobs(), num_parallel, lambda job, status: self._note(trials[job.run_dir], job, status)
+        return run_jobs(
+            jobs(), num_parallel, lambda job, status: self._record_result(trials[job.run_dir], job, status)
         )
 
     def _trials(self) -> Iterator[Any]:
@@ -113,16 +113,16 @@ class Sweep:
         run.say(f"trial {trial.number} begins: {' '.join(chosen)}")
         again = ["--resume"] * bool(CheckpointManager(run_dir, run_dir.name).complete_epochs())
         place = [f"Experiment.ckpt_base_dir={str(run_dir.parent)!r}", "--run-name", run_dir.name]
-        is_behind = self._follow(trial, run_dir)
+        should_prune = self._pruning_check(trial, run_dir)
         command = [*self.command, *chosen, *place, *again]
-        return Job(command, run_dir, has_log=True, through=self.through, should_end=is_behind)
+        return Job(command, run_dir, has_log=True, through=self.through, should_end=should_prune)
 
-    def _follow(self, trial: Any, run_dir: Path) -> Callable[[], bool]:
-        """Asks whether a trial is worse than the others were, by what it has logged since training began."""
+    def _pruning_check(self, trial: Any, run_dir: Path) -> Callable[[], bool]:
+        """A function that says whether a trial is worse than the others were, from its logs."""
         curves = WatchedFile(metrics_of(run_dir), lambda _: curves_if_readable(run_dir))
         seen: set[int] = set(self.study.trials[trial.number].intermediate_values)
 
-        def is_behind() -> bool:
+        def should_prune() -> bool:
             for point in (curves.poll() or {}).get(self.metric, ()):
                 step = int(point["env_steps"])
                 if point["gradient_steps"] and step not in seen:
@@ -132,16 +132,16 @@ class Sweep:
                         self.pruned.setdefault(trial.number, step)
             return trial.number in self.pruned
 
-        return is_behind
+        return should_prune
 
-    def _note(self, trial: Any, job: Job, status: int) -> None:
-        """Tell the study how a trial has ended; one that was interrupted stays open."""
+    def _record_result(self, trial: Any, job: Job, status: int) -> None:
+        """Record in the study how a trial has ended; one that was interrupted stays open."""
         log = job.run_dir / "logs" / "console.log"
         points = points_of(curves_if_readable(job.run_dir), self.metric, "env_steps")
         if (steps := self.pruned.get(trial.number)) is not None:
             self.study.tell(trial, state=_state("PRUNED"))
             text = f"is ended after {steps:,} env steps, worse than the median of others"
-        elif job.is_told:
+        elif job.was_terminated:
             text = "is interrupted"
         elif status or not len(points):
             self.study.tell(trial, state=_state("FAIL"))
@@ -180,7 +180,7 @@ class Sweep:
 
 
 def _optuna() -> Any:
-    return require("optuna", "sweep")
+    return import_extra("optuna", "sweep")
 
 
 def _state(name: str) -> Any:
@@ -205,7 +205,7 @@ def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence
     optuna = _optuna()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FolderLock(folder, folder.name, _KEEPER)
+    lock = FolderLock(folder, folder.name, _SWEEP)
     study = _study(folder / "study.db", args.direction, args.prune_after)
     if parsed.seed is not None:
         study.sampler = optuna.samplers.TPESampler(seed=parsed.seed + len(study.trials))

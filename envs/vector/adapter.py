@@ -30,7 +30,7 @@ from ..returned import (
 )
 from ..spec import EnvSpec
 from .base import SequenceVectorEnv, StepResult
-from .group import ColumnCheck, StepBuffers, column_checks, place_of
+from .group import ColumnCheck, StepBuffers, column_checks, step_location
 
 SAME, NEXT, DISABLED = "SameStep", "NextStep", "Disabled"
 """When a finished row is reset: with the step that ended it, with the step after, or only when asked to."""
@@ -146,13 +146,13 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
     def _who(self) -> str:
         return f"The vector environment {self.env_names[0]} ({type(self.env.unwrapped).__name__})"
 
-    def _ask(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    def _query(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
         """The vector environment's own attribute, else those of its rows, in gymnasium's way."""
         name, *rest = arguments[0]
         owner = next((layer for layer in layers(self.env) if owns(layer, name)), None)
         if what == "has_attr":
             return (owner is not None or self._rows_have(name),) * self.num_envs
-        if what == "tell":
+        if what == "call_if_defined":
             if owner is None and not self._rows_have(name):
                 return ()
             what, rest, arguments = "call", [tuple(rest), {}], arguments[:1]
@@ -307,7 +307,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
 
     def _located(self, error: WrongValueError) -> ValueError:
         name = self.env_names[error.row or 0]
-        return error.told(f"The environment {name} returned", place_of(error.row, self._num_steps))
+        return error.completed(f"The environment {name} returned", step_location(error.row, self._num_steps))
 
     def _final_metrics(self, final: Any, ended: np.ndarray) -> Metrics:
         """Metrics of `final_info`, the infos of the last step of rows that ended.

@@ -23,13 +23,13 @@ except ImportError:  # gymnasium 1.0 has the behaviour, but not yet the name
 
 logger = logging.getLogger("loxodon")
 SAME_STEP: Any = AutoresetMode.SAME_STEP if AutoresetMode is not None else "SameStep"
-_ROOM = 1e-3  # share of a bound by which rounding may pass it
+_SLACK = 1e-3  # fraction of a bound by which a value may exceed it through rounding
 _OWN_METHODS = ("reset", "step", "close", "render")
 StepResult = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
 class _Bounds(NamedTuple):
-    """Limits of a Box, with some room for rounding, and memory to compare with them in.
+    """Limits of a Box, with some slack for rounding, and memory for comparisons with them.
 
     low, high: an array, or one number for all elements; is_outside: (2, N, ...) bool, is_below and is_above.
     """
@@ -40,7 +40,7 @@ class _Bounds(NamedTuple):
     is_below: np.ndarray
     is_above: np.ndarray
 
-    def place_outside(self, values: np.ndarray, rows: np.ndarray | None) -> tuple[int, ...] | None:
+    def index_outside(self, values: np.ndarray, rows: np.ndarray | None) -> tuple[int, ...] | None:
         """Index of the first value (N, ...) outside, or None; rows: (N,) bool, those that count."""
         np.less(values, self.low, self.is_below)
         np.greater(values, self.high, self.is_above)
@@ -63,9 +63,9 @@ def _bounds_of(space: spaces.Space[Any], num_envs: int) -> _Bounds | None:
         is_free = np.isinf(low).all() and np.isinf(high).all()
     if is_free:
         return None
-    room = [_ROOM * np.maximum(1.0, np.abs(bound)) for bound in (low, high)]
+    slack = [_SLACK * np.maximum(1.0, np.abs(bound)) for bound in (low, high)]
     with np.errstate(over="ignore"):  # infinity is as good a bound as the largest number
-        limits = (low - room[0]).astype(np.float32), (high + room[1]).astype(np.float32)
+        limits = (low - slack[0]).astype(np.float32), (high + slack[1]).astype(np.float32)
     lowest, highest = (x.flat[0] if (x == x.flat[0]).all() else x for x in limits)
     memory = np.empty((2, num_envs, *space.shape), np.bool_)
     return _Bounds(lowest, highest, memory, *memory)
@@ -156,7 +156,7 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
                 f"attribute of the environments. Fix: use its own method {name}."
             )
         self._check_rows(arguments, "argument tuples")
-        return self._ask("call", [(name, tuple(one), kwargs or {}) for one in arguments])
+        return self._query("call", [(name, tuple(one), kwargs or {}) for one in arguments])
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """The attribute `name` of every environment; see `call`."""
@@ -164,11 +164,11 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
     def has_attr(self, name: str) -> tuple[bool, ...]:
         """Whether each environment, or one of its wrappers, has the attribute."""
-        return self._ask("has_attr", [(name,)] * self.num_envs)
+        return self._query("has_attr", [(name,)] * self.num_envs)
 
-    def tell(self, name: str, *args: Any) -> None:
+    def call_if_defined(self, name: str, *args: Any) -> None:
         """Call the method `name` of those environments that have it."""
-        self._ask("tell", [(name, *args)] * self.num_envs)
+        self._query("call_if_defined", [(name, *args)] * self.num_envs)
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every environment where it is defined: a list or tuple has one value for each.
@@ -181,7 +181,7 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         if not isinstance(values, list | tuple):
             values = [values] * self.num_envs
         self._check_rows(values, "values")
-        self._ask("set_attr", [(name, value) for value in values])
+        self._query("set_attr", [(name, value) for value in values])
 
     def begin_episodes(self, rows: np.ndarray) -> None:
         """Reset the environments of some rows, after a step in which their episodes have not ended.
@@ -192,7 +192,7 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         Raises: NotImplementedError for a vector environment made by the user that cannot do so.
         """
         buffers, names = self.buffers, list(self.env_names)
-        answers = self._ask("begin_episode", [(bool(row),) for row in rows])
+        answers = self._query("begin_episode", [(bool(row),) for row in rows])
         for row in np.flatnonzero(rows).tolist():
             names[row] = answers[row]["env_name"]
             for key, value in answers[row]["obs"].items():
@@ -204,11 +204,11 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
     def state_problem(self) -> str | None:
         """Why the states of the environments cannot be stored; None if they can."""
-        return next(filter(None, self._ask("state_problem", [()] * self.num_envs)), None)
+        return next(filter(None, self._query("state_problem", [()] * self.num_envs)), None)
 
     def get_states(self) -> list[dict[str, Any]]:
         """What `set_states` takes; ask `state_problem` first."""
-        return list(self._ask("get_state", [()] * self.num_envs))
+        return list(self._query("get_state", [()] * self.num_envs))
 
     def set_states(self, states: Sequence[dict[str, Any]]) -> None:
         """Go on where the environments stood when `get_states` was called; comes after a `reset`.
@@ -216,10 +216,10 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         The observations in the buffers stay those of the reset until the next step.
         """
         self._check_rows(states, "states")
-        self.env_names = list(self._ask("set_state", [(state,) for state in states]))
+        self.env_names = list(self._query("set_state", [(state,) for state in states]))
 
-    def _ask(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-        """Ask every environment; `what` is one of `attributes.ASKED`, its arguments are one tuple per env."""
+    def _query(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+        """Ask every environment; `what` is a key of `ATTRIBUTE_QUERIES`, with one argument tuple per env."""
         raise NotImplementedError
 
     def _check_rows(self, rows: Sequence[Any], what: str) -> None:
@@ -272,15 +272,15 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         """
         for key, bounds in list(self._obs_bounds.items()):
             values = obs[key]
-            place = bounds.place_outside(values, rows)
-            if place is None:
+            index = bounds.index_outside(values, rows)
+            if index is None:
                 continue
             del self._obs_bounds[key]
             logger.warning(
                 "The environment %s returned %g as observation %r, outside the bounds of its space: %s. "
                 "Nothing is clipped. Fix: correct the environment or the bounds of its observation_space.",
-                self.env_names[place[0]],
-                values[place],
+                self.env_names[index[0]],
+                values[index],
                 key,
                 self._obs_spaces[key],
             )

@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from ...data.errors import WrongValueError
 from ...data.spaces import ObsLayout, is_text, storage_dtype
-from ..attributes import ASKED
+from ..attributes import ATTRIBUTE_QUERIES
 from ..env_state import get_state, set_state, state_problem
 from ..errors import EnvError, close_all
 from ..returned import (
@@ -22,18 +22,18 @@ from ..returned import (
     as_flag,
     as_reward,
     collect_metrics,
+    copied,
     is_unpacking,
     merged,
     reset_result,
     step_result,
-    taken_out,
     wrong_result,
 )
 from ..sequence_env import SequenceEnv
 
 ALIGN_BYTES = 64
-_QUESTIONS: dict[str, Callable[..., Any]] = {
-    **ASKED,
+_QUERIES: dict[str, Callable[..., Any]] = {
+    **ATTRIBUTE_QUERIES,
     "state_problem": state_problem,
     "get_state": get_state,
     "set_state": set_state,
@@ -241,12 +241,12 @@ class EnvGroup:
         """See `StepBuffers.text_columns`; here one row per environment of the group."""
         return self._buffers.text_columns
 
-    def ask(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The answer of each environment; `what` is one of `_QUESTIONS`, with one tuple of arguments each."""
+    def query(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """The answer of each environment; `what` is a key of `_QUERIES`, with one tuple of arguments each."""
         answers = []
         for row, (env, argument) in enumerate(zip(self.envs, arguments, strict=True)):
             self.failed_row = row
-            answers.append(_QUESTIONS[what](env, *argument))
+            answers.append(_QUERIES[what](env, *argument))
         if what in ("set_state", "begin_episode"):
             self._refresh_names(range(len(self.envs)))
         self._steps = self._step_methods()  # there may be a wrapper more now
@@ -260,7 +260,7 @@ class EnvGroup:
         frames = []
         for row, env in enumerate(self.envs):
             self.failed_row = row
-            frames.append(taken_out(env.render()))
+            frames.append(copied(env.render()))
         return frames
 
     def close(self) -> None:
@@ -286,8 +286,9 @@ class EnvGroup:
     def _located(self, error: WrongValueError, row: int) -> ValueError:
         """The error with the name of the environment, and when it happened."""
         self.failed_row = row
-        return error.told(
-            f"The environment {self.env_names[row]} returned", place_of(self.first_row + row, self.num_steps)
+        return error.completed(
+            f"The environment {self.env_names[row]} returned",
+            step_location(self.first_row + row, self.num_steps),
         )
 
     def _env_actions(self) -> Iterable[Any]:
@@ -310,7 +311,7 @@ def column_checks(layout: ObsLayout, columns: dict[str, np.ndarray]) -> list[Col
     return [(leaf.check, columns[leaf.key]) for leaf in layout.leaves if leaf.has_checks]
 
 
-def place_of(row: int | None, num_steps: int) -> str:
+def step_location(row: int | None, num_steps: int) -> str:
     """Where and when an environment returned something, for errors; `row` counts all, None leaves it out."""
     return f"{'' if row is None else f'environment {row}, '}step {num_steps} since all were reset"
 

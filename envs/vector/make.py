@@ -1,72 +1,22 @@
-"""Vector environments: N sequence environments behind one batched interface."""
+"""make_vector_env: the parallel environments of a mode, or of the faster of two."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-
-from ..errors import guarded
 from ..generators import generators_state, set_generators_state
-from ..spec import EnvSpec, build_all
+from ..spec import EnvSpec
 from .adapter import AlreadyVectorizedEnv
-from .base import SequenceVectorEnv, StepResult
-from .group import EnvGroup, StepBuffers, check_same_spaces
+from .base import SequenceVectorEnv
+from .sync import SyncVectorEnv
 from .workers import AsyncVectorEnv
 
 MODES = ("async", "sync", "already_vectorized", "auto")
 AUTO_TRIAL_S = 0.25
 FEWEST_STEPS = 2  # smallest number of steps in a timing trial
 logger = logging.getLogger("loxodon")
-
-
-class SyncVectorEnv(SequenceVectorEnv):
-    """All environments in this process, one after the other. See `SequenceVectorEnv` for the interface."""
-
-    def __init__(self, specs: Sequence[EnvSpec]) -> None:
-        envs = build_all(specs)
-        obs_space, action_space = envs[0].obs_layout.space, envs[0].action_map.policy_space
-        check_same_spaces(envs, obs_space, action_space, first=0)
-        memory = bytearray(StepBuffers.num_bytes(obs_space, action_space, len(envs)))
-        super().__init__(
-            obs_space, action_space, StepBuffers.carve(memory, obs_space, action_space, len(envs))
-        )
-        self.env_observation_space, self.env_action_space = envs[0].raw_spaces
-        self._group = EnvGroup(envs, self.buffers)
-        self.env_names = self._group.env_names
-
-    def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Begin new episodes everywhere; env i is seeded with seed + i."""
-        metrics = guarded(self._failed, "reset", self._group.reset, self.seeds_of(seed), options)
-        self.env_names = self._group.env_names
-        return self.buffers.obs, self.infos(False, metrics)
-
-    def step(self, actions: Any) -> StepResult:
-        """One env step everywhere."""
-        self.buffers.actions[:] = actions
-        has_ended, metrics = guarded(self._failed, "step", self._group.step)
-        self.env_names = self._group.env_names
-        return self.step_result(has_ended, metrics)
-
-    def _ask(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-        return tuple(guarded(self._failed, what, self._group.ask, what, arguments))
-
-    def render(self) -> tuple[Any, ...]:
-        """One frame per environment."""
-        return tuple(guarded(self._failed, "render", self._group.render))
-
-    def close_extras(self, **_: Any) -> None:
-        """Close every environment."""
-        self._group.close()
-
-    def _failed(self) -> str:
-        row = self._group.failed_row
-        return f"Environment {row} ({self.env_names[row]})"
 
 
 def make_vector_env(

@@ -28,7 +28,7 @@ from ..returned import Metrics
 from ..spec import EnvSpec, build_all, registered
 from .base import SequenceVectorEnv, StepResult
 from .group import StepBuffers
-from .worker import CLOSE, STEP, Recipes, WorkerFailure, WorkerJob, run_worker
+from .worker_main import CLOSE, STEP, Recipes, WorkerFailure, WorkerJob, run_worker
 
 CONTEXTS = ("fork", "forkserver", "spawn")
 ALIVE_CHECK_MS = 1000
@@ -131,7 +131,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
         self._is_waiting = False
         return self.step_result(*self._gather())
 
-    def _ask(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    def _query(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
         if self._is_waiting:
             raise RuntimeError(
                 "Environments cannot be asked for attributes while they step. Fix: call step_wait first."
@@ -263,7 +263,7 @@ def _close_all() -> None:
 class EnvHalves(SequenceVectorEnv):
     """All environments of several vector environments that are stepped in turns, so not through this.
 
-    It answers for all of them (`call`, `get_attr`, `set_attr`, `tell` ...) and closes them.
+    It answers for all of them (`call`, `get_attr`, `set_attr`, `call_if_defined` ...) and closes them.
     """
 
     def __init__(self, halves: Sequence[AsyncVectorEnv]) -> None:
@@ -274,11 +274,11 @@ class EnvHalves(SequenceVectorEnv):
         self.env_observation_space = first.env_observation_space
         self.env_action_space = first.env_action_space
 
-    def _ask(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    def _query(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
         answers: tuple[Any, ...] = ()
         for envs in self.halves:
             start = len(answers)
-            answers += envs._ask(what, arguments[start : start + envs.num_envs])
+            answers += envs._query(what, arguments[start : start + envs.num_envs])
         return answers
 
     def close_extras(self, **_: Any) -> None:

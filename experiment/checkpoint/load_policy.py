@@ -36,9 +36,9 @@ from ..config.reading import Binding, Reference, bindings_in, parse_statements, 
 from ..config.registry import cleared_config
 from ..process.versions import version_of
 from .policy_file import POLICY_FORMAT, PolicyInfo, check_fit, fit_weights, read_json, read_policy
+from .recipes import called_name, from_json, name_of
 from .spaces import EnvSpaces
 from .store import MARKER, damage, policy_in
-from .written import called_name, name_of, read
 
 logger = logging.getLogger("loxodon")
 _FILE = "policy.safetensors"
@@ -188,7 +188,7 @@ class LoadedPolicy:
         except WrongValueError as error:
             place = "" if error.row is None else f"environment {error.row}"
             more = "With N environments at once call reset(num_envs=N) first, and give arrays of N rows."
-            raise error.told("act() got", place, more) from None
+            raise error.completed("act() got", place, more) from None
         return flat
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
@@ -507,7 +507,7 @@ def _find_file(path: Path) -> Path:
 
 
 def _read_type(value: Any, base: type, trust: Sequence[str]) -> Any:
-    """A type as `written_type` has written it: a class derived from `base`, or a partial of one.
+    """A type as `type_to_json` has written it: a class derived from `base`, or a partial of one.
 
     Raises: ImportError and TypeError as find_type; ValueError for what a file may not ask for.
     """
@@ -520,7 +520,7 @@ def _read_type(value: Any, base: type, trust: Sequence[str]) -> Any:
         return find_type(name, base, trust) if named == name else find_part(named, trust)
 
     try:
-        return read(value, find)
+        return from_json(value, find)
     except RecursionError:
         raise ValueError("its header nests types too deeply. Fix: use a file that Loxodon wrote.") from None
 
@@ -544,7 +544,7 @@ def find_part(name: str, trust: Sequence[str]) -> Any:
 
 
 def find_type(name: str, base: type, trust: Sequence[str] = ()) -> Any:
-    """The class that `written_type` named, which a file says; of a module in `trust` also a function.
+    """The class that `type_to_json` named, which a file says; of a module in `trust` also a function.
 
     Nothing is imported for it but modules that `trust` names, and nothing is run: it is looked up in what is
     there, without asking a module or class for attributes, which could be computed.

@@ -21,8 +21,8 @@ from ..config import registry
 from ..config.reading import bindings_in, import_path
 from ..process.versions import PACKAGES, git_commit, hardware, version_of
 from .policy_file import POLICY_FORMAT, PolicyInfo
+from .recipes import to_json
 from .spaces import EnvSpaces, check_spaces
-from .written import written
 
 logger = logging.getLogger("loxodon")
 _COMPARED = ("loxodon", "python", "torch")
@@ -77,7 +77,7 @@ def record_run(
 
     types: classes or functions by field of Experiment.
     """
-    names = {name: written_type(thing) for name, thing in types.items()}
+    names = {name: type_to_json(thing) for name, thing in types.items()}
     texts = gin.operative_config_str(), gin.config_str()
     unnamed = [name for name, value in names.items() if value is None]
     unnamed = [name for name in unnamed if f"Experiment.{name} =" not in texts[0]]  # gin has a name for them
@@ -92,10 +92,10 @@ def record_run(
     return RunRecord(*texts, config_hash, spaces, names, int(max_seq_len))
 
 
-def written_environments(**fields: Any) -> Any:
+def environments_to_json(**fields: Any) -> Any:
     """Fields of Experiment that say how environments are made, for `versions.json`; None if one cannot be."""
     try:
-        return written(fields)
+        return to_json(fields)
     except TypeError:
         return None
 
@@ -105,10 +105,10 @@ def known_bindings() -> dict[str, str]:
     return {**bindings_of(gin.operative_config_str()), **bindings_of(gin.config_str())}
 
 
-def written_type(thing: Any) -> Any:
+def type_to_json(thing: Any) -> Any:
     """A type as a policy file has it: `module:name`, a partial with its arguments, or None for neither."""
     try:
-        value = written(inside_gin(thing))  # bindings say in which scope
+        value = to_json(inside_gin(thing))  # bindings say in which scope
     except TypeError:
         return None
     return value["name"] if value.keys() == {"name"} else value
@@ -137,7 +137,7 @@ def check_checkpoint(saved: Mapping[str, Any], own: RunRecord, where: str, on_mi
         EnvSpaces.from_json(saved["spaces"]),
         own.spaces,
         what=beginning,
-        mend="resume with the environment it was trained in, or choose another run_name for a new run.",
+        fix="resume with the environment it was trained in, or choose another run_name for a new run.",
     )
     written_by, here = saved["packages"].get("loxodon"), own.packages.get("loxodon")
     if written_by and here and _major(written_by) != _major(here) and on_mismatch == "error":
@@ -216,7 +216,7 @@ def check_policy(info: PolicyInfo, path: Path, own: EnvSpaces, *, warns: bool) -
         info.env_spaces(),
         own,
         what=f"The policy in {path}",
-        mend="start actors and learner with the same config, or another run_name.",
+        fix="start actors and learner with the same config, or another run_name.",
     )
     if warns and info.loxodon is not None and info.loxodon != here:
         logger.warning("The policy in %s is of Loxodon %s, this process has %s.", path, info.loxodon, here)

@@ -20,7 +20,7 @@ _LONGEST_TEXT = 2**16
 _MAX_NUMBERS = 2**26  # of an observation and an action together; a Box keeps two bounds for each
 # What may be raised by what describes no spaces; AssertionErrors are gymnasium's.
 _UNUSABLE = (FormatError, LookupError, TypeError, ValueError, ArithmeticError, AssertionError, RecursionError)
-_MEND = "Fix: use a file that Loxodon wrote, of this version."
+_FIX = "Fix: use a file that Loxodon wrote, of this version."
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class EnvSpaces:
             if size <= _MAX_NUMBERS:
                 return cls(space_from_json(value["observation"]), space_from_json(value["action"]))
         except _UNUSABLE as error:
-            raise ValueError(f"The header of the file describes no spaces ({error!r}). {_MEND}") from error
+            raise ValueError(f"The header of the file describes no spaces ({error!r}). {_FIX}") from error
         raise ValueError(
             f"The spaces in the header of the file have {size:,} numbers, but at most {_MAX_NUMBERS:,} are "
-            f"allowed. {_MEND}"
+            f"allowed. {_FIX}"
         )
 
     def digest(self) -> str:
@@ -176,19 +176,19 @@ def _array(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarr
     return np.array(numbers, dtype).reshape(shape)
 
 
-def check_spaces(saved: EnvSpaces | None, own: EnvSpaces, *, what: str, mend: str) -> None:
+def check_spaces(saved: EnvSpaces | None, own: EnvSpaces, *, what: str, fix: str) -> None:
     """Refuse what was made for another environment; None fits all.
 
     Args:
         saved: what the file says.
         own: of this run.
         what: how the error begins, such as "The policy in x".
-        mend: what it says after "Fix:".
+        fix: what it says after "Fix:".
 
     Raises: ValueError naming each difference.
     """
     if saved is not None and (differences := space_differences(saved, own)):
-        raise ValueError(f"{what} is of another environment: {'; '.join(differences)}. Fix: {mend}")
+        raise ValueError(f"{what} is of another environment: {'; '.join(differences)}. Fix: {fix}")
 
 
 def space_differences(saved: EnvSpaces, own: EnvSpaces) -> list[str]:

@@ -176,7 +176,7 @@ class WarmStart(Callback):
                 info.env_spaces(),
                 run.env_spaces,
                 what=f"WarmStart.source: {path}",
-                mend="name a policy of an environment with these spaces.",
+                fix="name a policy of an environment with these spaces.",
             )
             line = load_what_fits(run.policy, weights, str(path))
             run.learner.on_checkpoint_loaded(is_resume=False)

@@ -182,7 +182,7 @@ class CheckpointManager:
         self.make_folders(clean=False)
         return old
 
-    def go_on_with(self, run_id: str | None) -> None:
+    def continue_run(self, run_id: str | None) -> None:
         """Be the run of a checkpoint that was loaded; None for a new one."""
         self.run_id, self.has_begun = run_id, False
 
@@ -396,7 +396,7 @@ def read_values(path: Path) -> Any:
     try:
         # Mapped: sizes that a crafted file claims cannot go beyond its end, and nothing is inflated.
         values = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
-        return _from_torch(values, _Room(path.stat().st_size))
+        return _from_torch(values, _SizeBudget(path.stat().st_size))
     except Exception as error:  # a spoilt or crafted file makes torch raise nearly everything
         reason = str(error).partition("\n")[0]
         raise ValueError(
@@ -428,33 +428,33 @@ def _to_torch(value: Any) -> Any:
     )
 
 
-class _Room:
-    """Bytes that values of a file may still take; without a limit, views of one tensor could repeat it."""
+class _SizeBudget:
+    """Bytes that the values of a file may still take; without a limit, many views could repeat one tensor."""
 
     def __init__(self, num_bytes: int) -> None:
         self.left = num_bytes
 
-    def take(self, num_bytes: int, what: str) -> None:
+    def spend(self, num_bytes: int, what: str) -> None:
         """Raises: FormatError if there is not so much left."""
         self.left -= num_bytes
         if self.left < 0:
             raise FormatError(f"{what} larger than the file")
 
 
-def _from_torch(value: Any, room: _Room) -> Any:
+def _from_torch(value: Any, budget: _SizeBudget) -> Any:
     """Back from _to_torch."""
-    room.take(1, "its values are")  # which is the least that a value takes in a file
+    budget.spend(1, "its values are")  # which is the least that a value takes in a file
     if isinstance(value, Tensor):
-        room.take(value.numel() * value.element_size(), "a tensor is")
+        budget.spend(value.numel() * value.element_size(), "a tensor is")
         return value.clone()
     if isinstance(value, dict) and value.keys() == {None}:
         dtype, shape, raw = value[None]
-        flat = np.frombuffer(_from_torch(raw, room).numpy(), dtype)
+        flat = np.frombuffer(_from_torch(raw, budget).numpy(), dtype)
         return flat[0] if shape is None else flat.reshape(shape)
     if isinstance(value, dict):
-        return {key: _from_torch(item, room) for key, item in value.items()}
+        return {key: _from_torch(item, budget) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_from_torch(item, room) for item in value)
+        return type(value)(_from_torch(item, budget) for item in value)
     return value
 
 

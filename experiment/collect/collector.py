@@ -20,9 +20,9 @@ from ...envs import ActionCode, ExplorationWrapper, Histories, is_text
 
 logger = logging.getLogger("loxodon")
 _STEP_STAGES = ("policy", "env", "store")
-_LONGEST_FACTOR, _LONGEST_ROOM = 10, 1_000  # see `longest`
-_LEAST = 1e-30  # probability; of greedy actions that noise has replaced none would be left
-_OFFER = (
+_LIMIT_FACTOR, _LIMIT_SLACK = 10, 1_000  # see `episode_limit`
+_MIN_PROB = 1e-30  # the probability of a greedy action that noise has replaced would be 0
+_HOW_TO_OFFER_STATE = (
     "define both there or in a wrapper around it (loxodon.envs.ClassicControlState does so for gymnasium's "
     "classic control)"
 )
@@ -88,8 +88,8 @@ class RolloutState:
 
 
 @dataclass
-class Group:
-    """Envs that step together, and what is theirs alone.
+class RolloutGroup:
+    """Envs that step together, with their exploration noise, sinks and statistics.
 
     Attributes:
         envs: vector env (same-step autoreset) with `env_names`; single action space as ActionMap makes it.
@@ -110,19 +110,19 @@ class Group:
         """N."""
         return int(self.envs.num_envs)
 
-    def tell(self, method: str, *args: Any) -> None:
-        """Call a method of all sinks, so that none misses a step."""
+    def call_sinks(self, method: str, *args: Any) -> None:
+        """Call a method of every sink, even if one raises, so that none misses a step."""
         _call_all(partial(getattr(sink, method), *args) for sink in self.sinks)
 
     def flush(self) -> None:
         """Close every running piece, and return when all pieces are on disk."""
-        _call_all((partial(self.tell, "flush_partial"), partial(self.tell, "wait")))
+        _call_all((partial(self.call_sinks, "flush_partial"), partial(self.call_sinks, "wait")))
 
-    def begin(self, rows: np.ndarray) -> None:
-        """Tell the sinks that trajectories start in the envs `rows` (k,) int with the present timestep."""
+    def begin_trajectories(self, rows: np.ndarray) -> None:
+        """Begin trajectories in the sinks at the present timestep, in the envs `rows` (k,) int."""
         assert self.state is not None
         state = self.state
-        self.tell("begin", rows, state.obs, state.rl2s, state.time_idxs, state.env_names)
+        self.call_sinks("begin", rows, state.obs, state.rl2s, state.time_idxs, state.env_names)
 
 
 @dataclass
@@ -152,9 +152,9 @@ class Quota:
         return counted
 
 
-def longest(timesteps: int) -> int:
+def episode_limit(timesteps: int) -> int:
     """Steps of an env after which an episode that began within its first `timesteps` is given up."""
-    return _LONGEST_FACTOR * timesteps + _LONGEST_ROOM if timesteps else 0
+    return _LIMIT_FACTOR * timesteps + _LIMIT_SLACK if timesteps else 0
 
 
 @gin.configurable(allowlist=["save_env_state"])
@@ -186,7 +186,7 @@ class Collector:
 
     def __init__(
         self,
-        groups: Sequence[Group],
+        groups: Sequence[RolloutGroup],
         agent: BaseAgent,
         device: torch.device,
         sample: bool,
@@ -214,9 +214,9 @@ class Collector:
         # Neither tensors nor files of plain arrays can hold texts.
         self._keys = [key for key, part in envs.single_observation_space.spaces.items() if not is_text(part)]
         self.hooks = RolloutHooks(agent, self._keys)
-        if save_env_state and (problem := self._problem()) is not None:
+        if save_env_state and (problem := self._storage_problem()) is not None:
             raise ValueError(
-                f"{problem}, which Collector.save_env_state needs. Fix: {_OFFER}, or set "
+                f"{problem}, which Collector.save_env_state needs. Fix: {_HOW_TO_OFFER_STATE}, or set "
                 "Collector.save_env_state = None to begin new episodes on resuming."
             )
 
@@ -229,7 +229,7 @@ class Collector:
         """Store running pieces, reset all envs (env i gets seed + i) and forget the hidden states."""
         for group, own_seed in self._seeded(seed):
             group.flush()
-            group.tell("restart")
+            group.call_sinks("restart")
             if group.exploration is not None:
                 group.exploration.on_episode_end(np.ones(group.num_envs, dtype=bool))
             group.histories.returns.restart()
@@ -243,17 +243,17 @@ class Collector:
                 env_names=list(group.envs.env_names),
                 hidden_state=self.agent.init_hidden_state(group.num_envs, self.device),
             )
-            group.begin(np.arange(group.num_envs))
+            group.begin_trajectories(np.arange(group.num_envs))
 
-    def go_on_from(self, states: Sequence[RolloutState]) -> None:
-        """Act on in the middle of episodes; what the sinks get begins with this timestep.
+    def continue_from(self, states: Sequence[RolloutState]) -> None:
+        """Continue in the middle of episodes; new trajectories begin in the sinks at this timestep.
 
-        states: one for each group, whose envs stand there already.
+        states: one for each group, whose envs are in that state already.
         """
         for group, state in zip(self.groups, states, strict=True):
             group.state = state
-            group.tell("restart")
-            group.begin(np.arange(group.num_envs))
+            group.call_sinks("restart")
+            group.begin_trajectories(np.arange(group.num_envs))
 
     def leave_envs(self) -> None:
         """Store running pieces and let somebody else step the envs; the next call begins new episodes."""
@@ -267,10 +267,10 @@ class Collector:
             for sink in group.sinks:
                 sink.policy_version = version
 
-    def explore_as_after(self, env_steps: int) -> None:
-        """Put schedules of exploration to where the run's env steps have brought them, if they lag behind.
+    def advance_exploration(self, env_steps: int) -> None:
+        """Advance schedules of exploration to the run's env steps, if they lag behind.
 
-        An actor that joins late, or comes back, else begins with the noise of a run's first steps.
+        Without this, an actor that joins late or restarts would explore as at the beginning of the run.
         """
         num_calls = env_steps // sum(group.num_envs for group in self.groups)
         for group in self.groups:
@@ -283,11 +283,11 @@ class Collector:
 
     def wait(self) -> None:
         """Return when every finished piece is on disk; raises when all have been tried."""
-        _call_all(partial(group.tell, "wait") for group in self.groups)
+        _call_all(partial(group.call_sinks, "wait") for group in self.groups)
 
     def close(self) -> None:
         """Store what is running and end the sinks; the envs are left alone."""
-        _call_all([self.flush, *(partial(group.tell, "close") for group in self.groups)])
+        _call_all([self.flush, *(partial(group.call_sinks, "close") for group in self.groups)])
         for group in self.groups:
             group.sinks = ()
 
@@ -300,14 +300,14 @@ class Collector:
 
         With `episodes`, each env has an equal share of them. Those that begin within its first `timesteps`
         steps count, each is played to its end, and the call ends when all have ended: which episodes count
-        must not depend on how long they are. What has not ended after `limit` steps (None: `longest`) is left
-        out, with a warning. No step is left under way.
+        must not depend on how long they are. Episodes that have not ended after `limit` steps (None:
+        `episode_limit`) are left out, with a warning. No step is left under way.
         """
         if not self.has_begun:
             self.restart(seed=None)
         quotas = self._quotas(episodes, timesteps)
-        last = timesteps if episodes is None else limit or longest(timesteps)
-        taken, step, goes_on = 0, 0, timesteps > 0 and _is_short(quotas)
+        last = timesteps if episodes is None else limit or episode_limit(timesteps)
+        taken, step, goes_on = 0, 0, timesteps > 0 and _has_episodes_left(quotas)
         self.share_done = 0.0
         with torch.inference_mode(), self.cast():
             if goes_on:
@@ -321,14 +321,14 @@ class Collector:
                     if render:
                         group.envs.render()
                     if group is self.groups[0]:  # decides for all, so that they take as many steps
-                        goes_on = step < last and _is_short(quotas) and not self.should_stop()
+                        goes_on = step < last and _has_episodes_left(quotas) and not self.should_stop()
                     if goes_on:
                         self._begin(group)
         if step == last:
             self._warn_of_unfinished(quotas, step)
         return taken
 
-    def _begin(self, group: Group) -> None:
+    def _begin(self, group: RolloutGroup) -> None:
         """Let the agent act and start the step of all envs."""
         state = group.state
         assert state is not None
@@ -339,7 +339,7 @@ class Collector:
         if self._is_async:
             group.envs.step_async(state.actions)
 
-    def _act(self, group: Group, state: RolloutState) -> np.ndarray:
+    def _act(self, group: RolloutGroup, state: RolloutState) -> np.ndarray:
         """Actions (N,) or (N, K) int64, or (N, A) float32, with exploration noise."""
         seen = (
             {key: self._tensor(value) for key, value in state.obs.items()},
@@ -363,13 +363,13 @@ class Collector:
             state.extras["log_probs"] = _log_probs(probs, actions, noise, allowed)
         return actions
 
-    def _hidden_state(self, group: Group, state: RolloutState) -> Any:
+    def _hidden_state(self, group: RolloutGroup, state: RolloutState) -> Any:
         """The memory that the next action comes from: where weights have changed, what these make of it."""
         for sink in group.sinks:
             state.hidden_state = sink.before_act(self.agent, state.hidden_state)
         return state.hidden_state
 
-    def _finish(self, group: Group, quota: Quota | None) -> int:
+    def _finish(self, group: RolloutGroup, quota: Quota | None) -> int:
         """Wait for the step and take in its results; returns the env steps taken.
 
         quota: of an evaluation; None in training, where the agent's hooks change flags and rewards.
@@ -406,7 +406,7 @@ class Collector:
             if combines or self.shape_rewards is not None:
                 extras = {**(extras or {}), "raw_rewards": rewards[:, None]}
             step = (actions, stored, terminated, ended, following, rl2s, time_idxs, ignored, extras)
-            group.tell("add", *step)
+            group.call_sinks("add", *step)
             self.timer.lap("store", env_s)
         state.obs, state.rl2s, state.time_idxs = full, rl2s, time_idxs
         if np.count_nonzero(fresh):  # a third of what any() takes
@@ -417,7 +417,7 @@ class Collector:
             self.on_env_steps(num_taken)
         return num_taken
 
-    def _begin_episodes(self, group: Group, state: RolloutState, fresh: np.ndarray) -> None:
+    def _begin_episodes(self, group: RolloutGroup, state: RolloutState, fresh: np.ndarray) -> None:
         """Forget the past of the envs where fresh (N,) bool is True."""
         state.rl2s[fresh] = 0.0
         state.time_idxs[fresh] = 0
@@ -425,11 +425,11 @@ class Collector:
         state.env_names = list(group.envs.env_names)
         if group.exploration is not None:
             group.exploration.on_episode_end(fresh)
-        group.begin(np.flatnonzero(fresh))
+        group.begin_trajectories(np.flatnonzero(fresh))
 
     def _end_episodes(
         self,
-        group: Group,
+        group: RolloutGroup,
         obs: Arrays,
         rewards: np.ndarray,
         terminated: np.ndarray,
@@ -470,7 +470,7 @@ class Collector:
         tensor = torch.from_numpy(array)
         return tensor if self.device.type == "cpu" else tensor.to(self.device)
 
-    def _seeded(self, seed: int | None) -> Iterator[tuple[Group, int | None]]:
+    def _seeded(self, seed: int | None) -> Iterator[tuple[RolloutGroup, int | None]]:
         """The groups, each with the seed of its first env."""
         offset = 0
         for group in self.groups:
@@ -505,8 +505,8 @@ class Collector:
             "%s Fix: end episodes with gymnasium's TimeLimit, or raise the number of evaluation timesteps "
             "(Experiment.val_timesteps_per_epoch); an episode may take %d times as many steps, and %d more.",
             found,
-            _LONGEST_FACTOR,
-            _LONGEST_ROOM,
+            _LIMIT_FACTOR,
+            _LIMIT_SLACK,
         )
 
     # ---- in checkpoints ----
@@ -516,16 +516,16 @@ class Collector:
         """Whether `state_dict` can hold where the rollout stands now."""
         if self.save_env_state is False:
             return False
-        # What broke off within a step, as after an error, is somewhere that nothing can go on from.
+        # A rollout interrupted in the middle of a step, as by an error, cannot be resumed.
         stands = all(group.state is not None and group.state.actions is None for group in self.groups)
-        return stands and self._problem() is None
+        return stands and self._storage_problem() is None
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` goes on from: the rollout, exploration and sinks, one entry per group."""
         return {
             "has_begun": self.has_begun,
             "num_envs": [group.num_envs for group in self.groups],
-            "rollout": [self._rollout_of(group) for group in self.groups] if self.is_storable else None,
+            "rollout": [self._group_state(group) for group in self.groups] if self.is_storable else None,
             "exploration": [
                 None if group.exploration is None else group.exploration.state_dict() for group in self.groups
             ],
@@ -553,7 +553,7 @@ class Collector:
                 f"{sum(now)} (in {len(now)})",
                 "TrainingEnvs.overlap, Experiment.parallel_actors and env_mode",
             )
-        goes_on = self._has_gone_on(state["rollout"], seed)
+        goes_on = self._restore_rollout(state["rollout"], seed)
         for group, saved in zip(self.groups, state["sinks"], strict=True):
             pairs = _pairs(group.sinks, saved)
             try:
@@ -608,7 +608,7 @@ class Collector:
                 num_steps,
             )
 
-    def _problem(self) -> str | None:
+    def _storage_problem(self) -> str | None:
         """Why the rollout cannot be stored; None if it can."""
         for group in self.groups:
             if (problem := group.envs.state_problem()) is not None:
@@ -620,7 +620,7 @@ class Collector:
             return f"The memory of {encoder} cannot be stored: it has no export_hidden_state(hidden_state)"
         return None
 
-    def _rollout_of(self, group: Group) -> dict[str, Any]:
+    def _group_state(self, group: RolloutGroup) -> dict[str, Any]:
         state = group.state
         assert state is not None
         return {
@@ -633,19 +633,19 @@ class Collector:
             "running": group.histories.returns.running(),
         }
 
-    def _has_gone_on(self, saved: Sequence[dict[str, Any]] | None, seed: int | None) -> bool:
-        """Put environments, memory and statistics back; False where that is not done."""
+    def _restore_rollout(self, saved: Sequence[dict[str, Any]] | None, seed: int | None) -> bool:
+        """Restore environments, memory and statistics; False if they were not restored."""
         if saved is None or self.save_env_state is False:
             return False
         try:
-            if self.save_env_state is None and (problem := self._problem()) is not None:
-                raise ValueError(f"{problem}. Fix: {_OFFER}.")
-            self._put_back(saved, seed)
+            if self.save_env_state is None and (problem := self._storage_problem()) is not None:
+                raise ValueError(f"{problem}. Fix: {_HOW_TO_OFFER_STATE}.")
+            self._restore_groups(saved, seed)
         except ValueError as error:
             return self._begin_new_episodes(error)
         return True
 
-    def _put_back(self, saved: Sequence[dict[str, Any]], seed: int | None) -> None:
+    def _restore_groups(self, saved: Sequence[dict[str, Any]], seed: int | None) -> None:
         states = []
         for (group, own_seed), one in zip(self._seeded(seed), saved, strict=True):
             group.envs.reset(seed=own_seed)
@@ -654,7 +654,7 @@ class Collector:
             rows = {name: value.to(self.device) for name, value in one["memory"].items()}
             names, hidden_state = list(one["env_names"]), self.agent.import_hidden_state(rows)
             states.append(RolloutState(one["obs"], one["rl2s"], one["time_idxs"], names, hidden_state))
-        self.go_on_from(states)
+        self.continue_from(states)
 
     def _begin_new_episodes(self, error: ValueError) -> bool:
         """Do without the stored rollout because of `error`, or raise it if that is not allowed."""
@@ -688,8 +688,8 @@ def _call_all(calls: Iterable[Callable[[], object]]) -> None:
         raise first_error
 
 
-def _is_short(quotas: Sequence[Quota | None]) -> bool:
-    """True while some env has episodes left to play, or where there is no quota."""
+def _has_episodes_left(quotas: Sequence[Quota | None]) -> bool:
+    """True if some env has episodes left to play, or if there is no quota."""
     return any(quota is None or bool(quota.left.any()) for quota in quotas)
 
 
@@ -700,7 +700,7 @@ def _log_probs(
     taken = np.take_along_axis(probs, actions[..., None], axis=-1).reshape(len(actions), -1).prod(axis=1)
     if noise is not None:
         taken = noise.probability(taken, allowed)
-    found: np.ndarray = np.log(np.maximum(taken, _LEAST), dtype=np.float32)[:, None]
+    found: np.ndarray = np.log(np.maximum(taken, _MIN_PROB), dtype=np.float32)[:, None]
     return found
 
 

@@ -258,7 +258,7 @@ def wrong_types(bindings: Sequence[Binding]) -> list[str]:
         line = line_of_value(binding, bindings)
         found.append(
             f"{line.origin}: {binding.key} = {binding.value!r} is {_kind_of(value)}, but {describe(hint)} is "
-            f"allowed.{near} Fix: {_mend(line, value, hint)}."
+            f"allowed.{near} Fix: {_fix(line, value, hint)}."
         )
     return found
 
@@ -368,7 +368,7 @@ def _with_article(name: str) -> str:
     return f"{'an' if name[0] in 'AEIOaeiou' else 'a'} {name}"
 
 
-def _mend(binding: Binding, value: Any, hint: Any) -> str:
+def _fix(binding: Binding, value: Any, hint: Any) -> str:
     """The change that most likely makes `value` fit `hint`."""
     wants_callable = any(kind in _CALLABLES for kind, _ in _alternatives(hint))
     takes_items = any(args for _, args in _alternatives(hint))

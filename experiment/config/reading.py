@@ -415,19 +415,19 @@ def _syntax_problem(error: SyntaxError | tokenize.TokenError, file: str, text: s
     word = failed[1] if failed and value[:1] in "([{" else value
     is_plain = not re.search(r"[\[\](){},'\"@%=]", word.removesuffix("()"))  # words, a path, a date
     if line.startswith("include "):
-        mend = f"write include '{line.removeprefix('include ')}'"
+        fix = f"write include '{line.removeprefix('include ')}'"
     elif "Couldn't parse statement" in reason:
-        mend = (
+        fix = (
             "write Name.param = value, a block `Name:` with lines below, include 'file.gin' or import module"
         )
     elif word.lower() in _WORDS:
-        mend = f"write {_WORDS[word.lower()]}"
+        fix = f"write {_WORDS[word.lower()]}"
     elif word.removesuffix("()") in {known.name for known in all_known()}:
-        mend = f"write @{word} to refer to the class"
+        fix = f"write @{word} to refer to the class"
     elif word and is_plain and (failed or reason in ("Unable to parse value.", "Expected newline.")):
-        mend = f"put quotes around it: {word!r}"
+        fix = f"put quotes around it: {word!r}"
     elif isinstance(error, IndentationError):
-        mend = "align it with its neighbours"
+        fix = "align it with its neighbours"
     else:
-        mend = "write one value after one `=`, and close each bracket and quote, also in the lines above"
-    return f"{file}:{number}: `{line}` cannot be read ({reason.rstrip('.')}). Fix: {mend}."
+        fix = "write one value after one `=`, and close each bracket and quote, also in the lines above"
+    return f"{file}:{number}: `{line}` cannot be read ({reason.rstrip('.')}). Fix: {fix}."

@@ -1,6 +1,6 @@
 """Many processes, one run: heartbeats, the learner's lock, and the pace between learner and actors."""
 
-from .heartbeat import ENDED_STATES, STATES, Beat, Membership, read_heartbeats
+from .heartbeat import ENDED_STATES, STATES, Heartbeat, Membership, read_heartbeats
 from .pace import ReplayRatio
 
-__all__ = ["ENDED_STATES", "STATES", "Beat", "Membership", "ReplayRatio", "read_heartbeats"]
+__all__ = ["ENDED_STATES", "STATES", "Heartbeat", "Membership", "ReplayRatio", "read_heartbeats"]

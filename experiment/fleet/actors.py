@@ -13,12 +13,12 @@ import gin
 
 from ...envs import num_usable_cores
 from ..contracts import RunContext
-from .folder import EXPECTED, mark
+from .shared_folder import TOKEN_VARIABLE, write_token
 from .supervisor import ActorSupervisor
 
 _ENTRY = "import sys; from loxodon.tools.run import main; sys.exit(main())"
 _FLAGS = ("--resume",)  # options without a value
-# What `accelerate launch` tells its processes: an actor must not take itself for one of them.
+# Variables that `accelerate launch` sets: an actor must not take itself for one of its processes.
 _RANK_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 _RANK_NAMES |= {"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"}
 _RANK_PREFIXES = ("TORCHELASTIC_", "ACCELERATE_USE_", "FSDP_")
@@ -43,8 +43,8 @@ def _needs_gpu() -> bool:
 
 
 @dataclass(frozen=True)
-class Crew:
-    """The actors that a learner asks for.
+class ActorSpec:
+    """The actors that a learner starts.
 
     Attributes:
         learner_words: arguments of the learner's command line.
@@ -95,27 +95,27 @@ class Crew:
 
 
 # A context in which the actors of a run are at work.
-MakePool = Callable[[RunContext, Crew], AbstractContextManager[Any]]
+MakePool = Callable[[RunContext, ActorSpec], AbstractContextManager[Any]]
 
 
-def local_pool(ctx: RunContext, crew: Crew, *, program: Sequence[str]) -> ActorSupervisor:
+def local_pool(ctx: RunContext, spec: ActorSpec, *, program: Sequence[str]) -> ActorSupervisor:
     """Actors that are processes of this machine. program: words that start the command line."""
-    return supervise(ctx, crew, [*program, *crew.words(crew.num_actors)], crew.num_actors)
+    return supervise(ctx, spec, [*program, *spec.words(spec.num_actors)], spec.num_actors)
 
 
 def supervise(
-    ctx: RunContext, crew: Crew, command: Sequence[str], num_processes: int, name: str = "actor"
+    ctx: RunContext, spec: ActorSpec, command: Sequence[str], num_processes: int, name: str = "actor"
 ) -> ActorSupervisor:
     """Processes that live and end with `learn`, and end it when none of them is left."""
     return ActorSupervisor(
         command,
         num_processes,
         ctx.run_dir / "logs" / "actors",
-        {**actor_environment(os.environ), **crew.environment, EXPECTED: mark(ctx.run_dir)},
+        {**actor_environment(os.environ), **spec.environment, TOKEN_VARIABLE: write_token(ctx.run_dir)},
         say=ctx.console.say,
         should_stop=ctx.stop.requested,
         on_failure=lambda: ctx.stop.ask("the supervisor of its actors"),
-        may_start=lambda: ctx.progress.epoch >= crew.first_epoch,
+        may_start=lambda: ctx.progress.epoch >= spec.first_epoch,
         name=name,
     )
 

@@ -28,7 +28,7 @@ from typing import Any
 
 import psutil
 
-from ...data.lock import FolderLock, Office
+from ...data.lock import FolderLock, LockPurpose
 from ..process.files import parse_json, write_text
 from ..process.versions import version_of
 
@@ -39,7 +39,7 @@ STATUS_FOLDER = "status"
 PACE_FILE = "pace.json"
 PERIOD_S = 0.4  # between two heartbeats
 STALE_S = 30.0  # a process of another machine that has been silent for longer counts as dead
-LEARNER = Office(
+LEARNER = LockPurpose(
     "learner",
     "trains",
     "a run has one learner (mode 'learn' or 'both'), and a second one would spoil its policy and checkpoints",
@@ -139,7 +139,7 @@ class Membership:
                 self._writer.wake.set()
 
     def put(self, **figures: Any) -> None:
-        """New figures, which are written with the next heartbeat; names are those of `Beat`.
+        """New figures, which are written with the next heartbeat; names are those of `Heartbeat`.
 
         Known: epoch, env_steps, gradient_steps, policy_version, buffer, buffer_files, spaces_digest.
         """
@@ -173,7 +173,7 @@ class _Writer:
         self.run_dir = run_dir.absolute()  # the directory may change
         self.path = self.run_dir / STATUS_FOLDER / name
         self.leads = facts["role"] != "actor" and facts["rank"] == 0
-        self.known: list[Beat] = []  # heartbeats of the run, read at `known_s` or later
+        self.known: list[Heartbeat] = []  # heartbeats of the run, read at `known_s` or later
         self.known_s = -math.inf
         self.facts = {
             "format": _FORMAT,
@@ -253,7 +253,7 @@ class _Writer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat:
+class Heartbeat:
     """The last heartbeat of one process.
 
     Attributes:
@@ -306,10 +306,12 @@ class Beat:
 
 _CASTS = {"str": str, "str | None": str, "int": int, "int | None": int, "float": float}
 _UNREADABLE = (ValueError, TypeError, AttributeError, KeyError, OverflowError)
-_KINDS: dict[str, Any] = {f.name: _CASTS[str(f.type)] for f in dataclasses.fields(Beat) if f.type in _CASTS}
+_KINDS: dict[str, Any] = {
+    f.name: _CASTS[str(f.type)] for f in dataclasses.fields(Heartbeat) if f.type in _CASTS
+}
 
 
-def read_heartbeats(run_dir: Path) -> list[Beat]:
+def read_heartbeats(run_dir: Path) -> list[Heartbeat]:
     """The last heartbeat of every process of a run, oldest process first; unreadable files are left out."""
     beats = []
     for path in (Path(run_dir) / STATUS_FOLDER).glob("*_*.json"):
@@ -336,13 +338,13 @@ class Pace:
         num_actors: how many actors are at work.
     """
 
-    learner: Beat
+    learner: Heartbeat
     env_steps: int
     counted: Mapping[str, int]
     num_actors: int
 
 
-def write_pace(run_dir: Path, learner: Mapping[str, Any], beats: Sequence[Beat]) -> None:
+def write_pace(run_dir: Path, learner: Mapping[str, Any], beats: Sequence[Heartbeat]) -> None:
     """Replace pace.json. learner: the record of its heartbeat. beats: of the run. Raises: OSError."""
     actors = [beat for beat in beats if beat.role == "actor"]
     content = {
@@ -367,12 +369,12 @@ def read_pace(run_dir: Path) -> Pace | None:
         return None
 
 
-def newest_learner(beats: Iterable[Beat]) -> Beat | None:
+def newest_learner(beats: Iterable[Heartbeat]) -> Heartbeat | None:
     """The learner of the run, be it dead; None if there never was one. beats: oldest process first."""
     return next((b for b in reversed(list(beats)) if b.role != "actor" and b.rank == 0), None)
 
 
-def env_steps_of(beats: Iterable[Beat]) -> int:
+def env_steps_of(beats: Iterable[Heartbeat]) -> int:
     """Env steps of the whole run."""
     beats = list(beats)
     learner, by_actors = newest_learner(beats), sum(beat.env_steps for beat in beats if beat.role == "actor")
@@ -381,9 +383,9 @@ def env_steps_of(beats: Iterable[Beat]) -> int:
     return by_actors + learner.forgotten_env_steps + (learner.env_steps if learner.role == "both" else 0)
 
 
-def _beat(raw: Any, path: Path, modified: float) -> Beat:
+def _beat(raw: Any, path: Path, modified: float) -> Heartbeat:
     known = {name: kind(raw[name]) for name, kind in _KINDS.items() if raw.get(name) is not None}
-    beat = Beat(**{**known, "modified": modified, "path": path})
+    beat = Heartbeat(**{**known, "modified": modified, "path": path})
     is_here = beat.machine == machine_id()
     if beat.state in ENDED_STATES:
         life = "ended"

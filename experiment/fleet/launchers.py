@@ -1,9 +1,9 @@
 """Launchers for several machines: Slurm jobs through submitit, and actors on a Ray cluster.
 
-A Ray cluster's actors are kept by a process of its own beside the learner, which imports nothing of Ray: this
-module, run with the arguments of `keep` as JSON. Each Ray task supervises one collecting process, as the
-learner's machine would; Ray starts it again on another machine when its own is lost. The process ends with
-its Ray task, that with the keeper, and that with the learner.
+A separate process manages the actors on a Ray cluster, so that the learner imports nothing of Ray: this
+module, run with the arguments of `run_pool` as JSON. Each Ray task supervises one collecting process, as the
+learner's machine would; Ray starts it again on another machine when its own is lost. The collecting process
+ends with its Ray task, the task with the pool process, and the pool process with the learner.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from ..config import ConfigError
 from ..contracts import RunContext
 from ..process.exits import CONFIG_ERROR
 from ..process.signals import StopRequest
-from .actors import Crew, actor_environment, library_program, supervise
-from .folder import EXPECTED, check_folder, mark
+from .actors import ActorSpec, actor_environment, library_program, supervise
 from .heartbeat import read_heartbeats
-from .supervisor import GRACE_S, ActorSupervisor, end_with_parent
+from .shared_folder import TOKEN_VARIABLE, check_folder, write_token
+from .supervisor import GRACE_S, ActorSupervisor, exit_with_parent
 
 _SLURM_PROGRAM = "python -m loxodon.tools.launch --backend slurm"
-_POLL_S = 0.25  # between two looks of the keeper
+_POLL_S = 0.25
 
 
-def require(package: str, extra: str) -> Any:
+def import_extra(package: str, extra: str) -> Any:
     """Import a package that only one command needs.
 
     Raises: ImportError with the line that installs it.
@@ -58,7 +58,7 @@ def connect_ray(address: str) -> Any:
     """
     # Read when Ray is imported or a local cluster begins; lines of several actors are no repetition.
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0")
-    ray = require("ray", "ray")
+    ray = import_extra("ray", "ray")
     try:
         ray.init(address=address, include_dashboard=False if address == "local" else None)
     except ConnectionError as error:
@@ -73,8 +73,8 @@ def connect_ray(address: str) -> Any:
 
 
 @dataclass
-class Job:
-    """What a job runs: the command line of the library, with these words.
+class SlurmJob:
+    """A Slurm job: the command line of the library with these words.
 
     Slurm's warning before a job is preempted or runs into its time limit ends it as SIGTERM would; the
     learner saves a checkpoint, and the job, queued again, continues from there.
@@ -84,23 +84,23 @@ class Job:
         words: its arguments; of an actor or a learner.
         run_dir: folder of the run.
         folder: to start in.
-        seen: processes that had finished at submission, by the ids of their heartbeats. An actor that gets
-            its turn only after the learner has finished has nothing to do.
-        environment: variables to set, such as EXPECTED.
+        finished_before: learners that had finished at submission, by the ids of their heartbeats. An actor
+            that starts only after the learner of this submission has finished has nothing to do.
+        environment: variables to set, such as TOKEN_VARIABLE.
     """
 
     main: Callable[..., int]
     words: list[str]
     run_dir: Path
     folder: Path
-    seen: frozenset[str] = frozenset()
+    finished_before: frozenset[str] = frozenset()
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self) -> int:
         """Run; returns the exit status."""
         os.chdir(self.folder)
         os.environ.update(self.environment)
-        if not self._is_learner and finished_learners(self.run_dir) - self.seen:
+        if not self._is_learner and finished_learners(self.run_dir) - self.finished_before:
             return 0
         queue_again, is_warned = signal.getsignal(signal.SIGUSR2), False
 
@@ -141,7 +141,7 @@ def finished_learners(run_dir: Path) -> frozenset[str]:
 
 def submit(
     main: Callable[..., int],
-    crew: Crew,
+    spec: ActorSpec,
     run_dir: Path,
     *,
     cluster: str,
@@ -153,7 +153,7 @@ def submit(
 
     Args:
         main: of the command line.
-        crew: words of the learner, and number and words of its actors.
+        spec: words of the learner, and number and words of its actors.
         run_dir: folder of the run.
         cluster: "slurm", or "local" for submitit's stand-in on this machine, to try things.
         common: parameters of `submitit.AutoExecutor` for every job.
@@ -162,19 +162,19 @@ def submit(
 
     Raises: ImportError if submitit is not installed.
     """
-    executor = require("submitit", "slurm").AutoExecutor(
+    executor = import_extra("submitit", "slurm").AutoExecutor(
         folder=run_dir / "logs" / "slurm" / "%j", cluster=cluster
     )
     executor.update_parameters(**{"slurm_signal_delay_s": 90, **common})
-    words, seen = list(crew.learner_words), finished_learners(run_dir)
-    environment = {EXPECTED: mark(run_dir)}
-    learner_job = Job(main, words, run_dir.absolute(), Path.cwd(), seen, environment)
-    actor_job = replace(learner_job, words=crew.words(), environment={**environment, **crew.environment})
+    words, finished_before = list(spec.learner_words), finished_learners(run_dir)
+    environment = {TOKEN_VARIABLE: write_token(run_dir)}
+    learner_job = SlurmJob(main, words, run_dir.absolute(), Path.cwd(), finished_before, environment)
+    actor_job = replace(learner_job, words=spec.words(), environment={**environment, **spec.environment})
     executor.update_parameters(name=f"{run_dir.name}-learner", **learner)
     jobs = [executor.submit(learner_job)]
     executor.update_parameters(name=f"{run_dir.name}-actor", **actor)
     with executor.batch():  # one job array
-        jobs += [executor.submit(actor_job) for _ in range(crew.num_actors)]
+        jobs += [executor.submit(actor_job) for _ in range(spec.num_actors)]
     return jobs
 
 
@@ -182,29 +182,29 @@ def submit(
 
 
 def ray_pool(
-    ctx: RunContext, crew: Crew, *, address: str, num_cpus: float, num_gpus: float
+    ctx: RunContext, spec: ActorSpec, *, address: str, num_cpus: float, num_gpus: float
 ) -> ActorSupervisor:
     """Actors on the Ray cluster at `address`, each with so many CPUs and GPUs.
 
-    Ray's threads and a learner that forks would not go together, hence a process of its own.
+    They are managed by a separate process, because Ray's threads and a learner that forks do not go together.
     """
-    crew = replace(crew, device="cuda" if num_gpus else crew.device)
+    spec = replace(spec, device="cuda" if num_gpus else spec.device)
     settings = {
-        "words": crew.words(),
-        "num_actors": crew.num_actors,
+        "words": spec.words(),
+        "num_actors": spec.num_actors,
         "run_dir": str(ctx.run_dir.absolute()),
-        "environment": {**crew.environment, EXPECTED: mark(ctx.run_dir)},
+        "environment": {**spec.environment, TOKEN_VARIABLE: write_token(ctx.run_dir)},
         "address": address,
         "num_cpus": num_cpus,
         "num_gpus": num_gpus,
     }
-    return supervise(ctx, crew, [sys.executable, "-m", __name__, json.dumps(settings)], 1, "ray_pool")
+    return supervise(ctx, spec, [sys.executable, "-m", __name__, json.dumps(settings)], 1, "ray_pool")
 
 
-# ---- Ray, in the keeper ----
+# ---- Ray, in the pool process ----
 
 
-def host(
+def supervise_actor(
     index: int, words: Sequence[str], folder: str, run_dir: str, environment: Mapping[str, str]
 ) -> str | None:
     """A Ray task: one collecting process and its supervisor, until it is cancelled or cannot continue.
@@ -214,12 +214,12 @@ def host(
         words: its arguments.
         folder: working directory, like the next one on the shared file system.
         run_dir: folder of the run.
-        environment: variables to set for the process, EXPECTED among them.
+        environment: variables to set for the process, TOKEN_VARIABLE among them.
 
     Returns: why it cannot continue.
     """
     try:
-        check_folder(Path(run_dir), environment[EXPECTED])
+        check_folder(Path(run_dir), environment[TOKEN_VARIABLE])
         os.chdir(folder)
     except (ConfigError, OSError) as error:
         return f"actor {index} cannot start on {socket.gethostname()}: {error}"
@@ -229,7 +229,7 @@ def host(
         1,
         Path(run_dir, "logs", "actors"),
         {**actor_environment(os.environ), **environment},
-        say=lambda line: print(line, flush=True),  # noqa: T201 - Ray passes it on to the keeper
+        say=lambda line: print(line, flush=True),  # noqa: T201 - Ray passes it on to the pool process
         should_stop=lambda: False,
         on_failure=has_failed.set,
         first_index=index,
@@ -239,7 +239,7 @@ def host(
     return supervisor.failure
 
 
-def keep(
+def run_pool(
     words: list[str],
     num_actors: int,
     run_dir: str,
@@ -248,9 +248,9 @@ def keep(
     num_cpus: float,
     num_gpus: float,
 ) -> int:
-    """Keep the actors until this process is told to end; returns its exit status. See ray_pool."""
+    """Run the actors until this process is asked to end; returns its exit status. See ray_pool."""
     ray = connect_ray(address)
-    remote = ray.remote(host).options(num_cpus=num_cpus, num_gpus=num_gpus, max_retries=-1)
+    remote = ray.remote(supervise_actor).options(num_cpus=num_cpus, num_gpus=num_gpus, max_retries=-1)
     tasks = [remote.remote(i, words, str(Path.cwd()), run_dir, environment) for i in range(num_actors)]
     running = tasks
     with StopRequest() as stop:
@@ -267,7 +267,7 @@ def keep(
 
 
 def _reason(ray: Any, task: Any) -> str:
-    """Why a task of `host` has ended."""
+    """Why a task of `supervise_actor` has ended."""
     try:
         return str(ray.get(task))
     except ray.exceptions.RayError as error:
@@ -275,5 +275,5 @@ def _reason(ray: Any, task: Any) -> str:
 
 
 if __name__ == "__main__":
-    end_with_parent()
-    sys.exit(keep(**json.loads(sys.argv[1])))
+    exit_with_parent()
+    sys.exit(run_pool(**json.loads(sys.argv[1])))

@@ -31,15 +31,15 @@ import gin
 from ..contracts import NO_DATA, RunContext
 from ..process.distributed import from_main
 from ..process.ranges import check_number
-from .folder import SHARED, place_of
-from .heartbeat import Beat, Pace, newest_learner, read_heartbeats, read_pace
+from .heartbeat import Heartbeat, Pace, newest_learner, read_heartbeats, read_pace
+from .shared_folder import SHARED, location_of
 
-FORGET_AFTER_S = 24 * 3600.0  # files of processes that ended longer ago are deleted
-WAIT_S = 0.2  # between two looks of a process that waits
-LOOK_EVERY_S = 0.5  # between an actor's looks at the learner
-LOOK_GAP_S = 0.05  # at least, between two of them
+DELETE_AFTER_S = 24 * 3600.0  # files of processes that ended longer ago are deleted
+WAIT_S = 0.2  # between two checks by a process that waits
+POLL_S = 0.5  # longest time between two reads of the learner's report by an actor
+MIN_POLL_GAP_S = 0.05  # shortest time between two of them
 REMIND_S = 30.0
-ALONE_S = 8.0  # silence of the other side after which a process reports it
+SILENT_S = 8.0  # silence of the other side after which a process reports it
 SOME_MISSING_S = 30.0  # the same where only some actors are missing, as after a restart
 _logger = logging.getLogger("loxodon")
 
@@ -76,9 +76,9 @@ class Ratio:
 class ReplayRatio:
     """Counts what all actors collect, and makes learner and actors wait for each other.
 
-    The main process of a learner keeps the books: it adds up the actors' env steps, says how many updates may
-    be made, and tells in its heartbeat when training began. An actor compares all actors' steps with that. In
-    mode "both" nobody waits: the ratio sets the number of updates of each epoch.
+    The main process of a learner aggregates the counters: it adds up the actors' env steps, decides how many
+    updates may be made, and publishes in its heartbeat when training began. An actor compares the steps of
+    all actors with that. In mode "both" nobody waits: the ratio sets the number of updates of each epoch.
 
     Args:
         ctx: of the run.
@@ -122,25 +122,25 @@ class ReplayRatio:
         self.ratio = None if ratio is None else Ratio(ratio, tolerance, epoch_updates)
         self.batches_per_update, self.actor_processes = batches_per_update, actor_processes
         self.env_steps = 0
-        self._keeps_books = ctx.role.learns and ctx.is_main
-        self._beats: list[Beat] = []
+        self._aggregates = ctx.role.learns and ctx.is_main
+        self._beats: list[Heartbeat] = []
         self._began_at: tuple[int, int] | None = None  # env steps of all and updates, when training began
         self._forgotten = 0  # env steps of actors whose heartbeats are gone
         # What a process of mode "both" collects, its ranks do, too.
         self._num_collecting = ctx.accelerator.num_processes if ctx.role.does_both else 1
         self._epoch_env_steps = 0  # of the running epoch
         self._updates_left = 0  # that may be made without another look
-        self._env_steps_left, self._look_at_s = 0.0, 0.0  # that may be taken without one; when to look anyway
+        self._env_steps_left, self._poll_at_s = 0.0, 0.0  # that may be taken without one; when to look anyway
         self._num_expected, self._expected_from = 0, 0  # actors that were asked for; from which epoch on
-        self._met_s, self._warned_s = time.monotonic(), -math.inf  # the other side; of its absence
+        self._seen_s, self._warned_s = time.monotonic(), -math.inf  # the other side; of its absence
         self._waited_s = 0.0  # since the figures were asked for
-        self._has_said = False
+        self._has_reported_waiting = False
 
     # ---- called by every process ----
 
     def begin(self) -> None:
         """`learn` begins: everything is built, and loaded if the run goes on."""
-        progress, self._met_s = self.ctx.progress, time.monotonic()
+        progress, self._seen_s = self.ctx.progress, time.monotonic()
         if self.ctx.role.does_both:
             self.env_steps = progress.env_steps
         self.ctx.status.put(
@@ -150,7 +150,7 @@ class ReplayRatio:
             policy_version=progress.policy_version,
         )
         self.ctx.status.state("waiting", "to begin")
-        if not self._keeps_books:
+        if not self._aggregates:
             return
         others = [beat for beat in read_heartbeats(self.ctx.run_dir) if beat.id != self.process_id]
         if progress.epoch == progress.gradient_steps == 0:  # of a name that an earlier run may have had
@@ -160,7 +160,7 @@ class ReplayRatio:
         elif (earlier := newest_learner(others)) is not None:  # take over what it has counted
             self._forgotten = max(self._forgotten, earlier.forgotten_env_steps)
         self._count()
-        self._tell()
+        self._publish()
 
     def expect_actors(self, number: int, first_epoch: int) -> None:
         """In a learner whose launcher starts so many actors in that epoch: say so when they do not report."""
@@ -170,9 +170,9 @@ class ReplayRatio:
         """An epoch begins: tell which, and count what all actors collected so far."""
         self.ctx.status.put(epoch=self.ctx.progress.epoch)
         self._epoch_env_steps = 0
-        if self._keeps_books:
+        if self._aggregates:
             self._count()
-            self._forget_old_actors()
+            self._delete_old_heartbeats()
 
     def figures(self) -> dict[str, float]:
         """The ratio so far, and how long this process has waited since it was last asked."""
@@ -181,21 +181,21 @@ class ReplayRatio:
             return {}
         if self.ctx.role.is_actor:
             return {"time/wait_for_learner_s": waited_s}
-        if not self._keeps_books:
+        if not self._aggregates:
             return {}
         env_steps, updates = self._since_began()
         ratio = {"train/replay_ratio": updates / env_steps} if env_steps else {}
         return {**ratio, "time/wait_for_actors_s": waited_s}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to remember; nothing in a process that does not keep the books."""
-        if not self._keeps_books:
+        """What a checkpoint has to remember; nothing in a process that does not aggregate the counters."""
+        if not self._aggregates:
             return {}
         return {"env_steps": self._counted(read_heartbeats(self.ctx.run_dir)), "began_at": self._began_at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint: the beginning of training is restored, env steps counted since stay."""
-        if state and self._keeps_books:
+        if state and self._aggregates:
             began_at = state["began_at"]
             self._began_at = None if began_at is None else (int(began_at[0]), int(began_at[1]))
             known = self._counted(read_heartbeats(self.ctx.run_dir))
@@ -211,36 +211,36 @@ class ReplayRatio:
         self.ctx.status.put(env_steps=self.env_steps)
         if self.ctx.role.is_actor:
             self._env_steps_left -= num_steps
-            if self._env_steps_left < 1 or time.monotonic() >= self._look_at_s:
-                self._look()
+            if self._env_steps_left < 1 or time.monotonic() >= self._poll_at_s:
+                self._check_learner_progress()
 
-    def _look(self) -> None:
-        """See what the learner does, and wait for it where there is a ratio to keep."""
+    def _check_learner_progress(self) -> None:
+        """Read the learner's report, and wait for the learner if there is a ratio to keep."""
         if self.ratio is not None:
             self._await_learner(self.ratio)
         else:
-            self._note_learner(read_pace(self.ctx.run_dir))
-            self._env_steps_left, self._look_at_s = math.inf, time.monotonic() + LOOK_EVERY_S
+            self._warn_without_learner(read_pace(self.ctx.run_dir))
+            self._env_steps_left, self._poll_at_s = math.inf, time.monotonic() + POLL_S
 
-    def _note_learner(self, pace: Pace | None) -> None:
+    def _warn_without_learner(self, pace: Pace | None) -> None:
         """Warn repeatedly while there is no learner in this folder that an actor could follow."""
         if pace is not None and (pace.learner.is_alive or pace.learner.state == "finished"):
-            self._met_s = time.monotonic()
-        elif self._is_to_warn(ALONE_S):
+            self._seen_s = time.monotonic()
+        elif self._should_warn(SILENT_S):
             there_is = "There is no learner" if pace is None else "The learner is not running"
             _logger.warning(
                 "%s in %s, the run folder that this actor sees, so its policy never changes. Fix: start "
                 "a learner with the same Experiment.run_name and Experiment.ckpt_base_dir. If one is "
                 "running, it sees another folder: %s.",
                 there_is,
-                place_of(self.ctx.run_dir),
+                location_of(self.ctx.run_dir),
                 SHARED,
             )
 
-    def _is_to_warn(self, patience_s: float) -> bool:
+    def _should_warn(self, after_s: float) -> bool:
         """True every REMIND_S once the other side has been missing for so long."""
         now_s = time.monotonic()
-        if now_s - self._met_s < patience_s or now_s - self._warned_s < REMIND_S:
+        if now_s - self._seen_s < after_s or now_s - self._warned_s < REMIND_S:
             return False
         self._warned_s = now_s
         return True
@@ -248,7 +248,7 @@ class ReplayRatio:
     def _await_learner(self, ratio: Ratio) -> None:
         """See how many steps may be taken until the next look; wait while it is none."""
         start_s, waits = time.monotonic(), False
-        if (early_s := self._look_at_s - LOOK_EVERY_S + LOOK_GAP_S - start_s) > 0:
+        if (early_s := self._poll_at_s - POLL_S + MIN_POLL_GAP_S - start_s) > 0:
             time.sleep(early_s)  # close to the limit, few steps are allowed at a time
         while (allowed := self._env_steps_allowed(ratio)) == 0:
             waits = True
@@ -259,7 +259,7 @@ class ReplayRatio:
             self._waited_s += time.monotonic() - start_s
             self.ctx.status.state("collecting")
         self._env_steps_left = allowed
-        self._look_at_s = time.monotonic() + LOOK_EVERY_S
+        self._poll_at_s = time.monotonic() + POLL_S
 
     def _env_steps_allowed(self, ratio: Ratio) -> float:
         """How many env steps this process may take before the next look.
@@ -272,7 +272,7 @@ class ReplayRatio:
         waited for: it will be started again, and has fallen behind enough.
         """
         pace = read_pace(self.ctx.run_dir)
-        self._note_learner(pace)
+        self._warn_without_learner(pace)
         if pace is None or pace.learner.state == "finished":
             return math.inf
         learner, is_counted = pace.learner, self.process_id in pace.counted
@@ -285,14 +285,14 @@ class ReplayRatio:
             updates = learner.gradient_steps - learner.began_updates
             left = ratio.env_steps_allowed(env_steps - learner.began_env_steps, updates)
         if not left:
-            self._tell_of_waiting(ratio, learner)
+            self._report_waiting(ratio, learner)
         return min(left, max(1, left // max(1, pace.num_actors + (not is_counted))))
 
-    def _tell_of_waiting(self, ratio: Ratio, learner: Beat) -> None:
+    def _report_waiting(self, ratio: Ratio, learner: Heartbeat) -> None:
         note = "for the learner's updates" if learner.is_alive else "for the learner, which is not running"
         self.ctx.status.state("waiting", note)
-        if not learner.is_alive and not self._has_said:
-            self._has_said = True
+        if not learner.is_alive and not self._has_reported_waiting:
+            self._has_reported_waiting = True
             self.ctx.console.say(
                 f"Waiting {note}, as Experiment.replay_ratio = {ratio.value} asks. "
                 "Start it again with --resume."
@@ -302,7 +302,7 @@ class ReplayRatio:
 
     def is_warm(self) -> bool:
         """Whether actors have collected as much as mode "both" has when it begins to train."""
-        if self.ratio is None and self._keeps_books and self._num_expected:
+        if self.ratio is None and self._aggregates and self._num_expected:
             self._count()
         return self.ratio is None or from_main(
             lambda: self._count() >= self.warm_up or self._began_at is not None, self.ctx.accelerator
@@ -341,10 +341,10 @@ class ReplayRatio:
             self.ctx.status.state("waiting", "for env steps of actors")
             if time.monotonic() - reminded_s > REMIND_S:
                 reminded_s = time.monotonic()
-                if self._keeps_books and not any(b.is_alive and b.role == "actor" for b in self._beats):
+                if self._aggregates and not any(b.is_alive and b.role == "actor" for b in self._beats):
                     self.ctx.console.say(  # otherwise, waiting is the ratio's way of working
                         f"Waiting for env steps, as Experiment.replay_ratio = {ratio.value} asks, and no "
-                        f"actor is running (start --mode collect) that sees {place_of(self.ctx.run_dir)}."
+                        f"actor is running (start --mode collect) that sees {location_of(self.ctx.run_dir)}."
                     )
             time.sleep(WAIT_S)
         self._updates_left = left
@@ -353,9 +353,9 @@ class ReplayRatio:
             self.ctx.status.state("learning")
         return True
 
-    # ---- the books ----
+    # ---- the aggregated counters ----
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         began_env_steps, began_updates = self._began_at or (None, None)
         self.ctx.status.put(
             began_env_steps=began_env_steps,
@@ -363,14 +363,14 @@ class ReplayRatio:
             forgotten_env_steps=self._forgotten,
         )
 
-    def _counted(self, beats: list[Beat]) -> int:
+    def _counted(self, beats: list[Heartbeat]) -> int:
         """Env steps of all actors."""
         return self._forgotten + sum(beat.env_steps for beat in beats if beat.role == "actor")
 
     def _count(self) -> int:
         """Read all heartbeats; returns the env steps of the run, which a learner has from nowhere else."""
         self._beats = read_heartbeats(self.ctx.run_dir)
-        self._note_actors()
+        self._warn_without_actors()
         progress, counted = self.ctx.progress, self._counted(self._beats)
         if self.ctx.role.does_both:
             return progress.env_steps + counted
@@ -381,12 +381,12 @@ class ReplayRatio:
         """Env steps so far of all that collect for the run; asked in the main process of a learner."""
         return max(self._count(), self.ctx.progress.env_steps)
 
-    def _note_actors(self) -> None:
+    def _warn_without_actors(self) -> None:
         """Warn repeatedly while actors that were asked for do not report in this folder."""
         num_actors = sum(beat.role == "actor" and beat.is_alive for beat in self._beats)
         if num_actors >= self._num_expected or self.ctx.progress.epoch < self._expected_from:
-            self._met_s = time.monotonic()
-        elif self._is_to_warn(SOME_MISSING_S if num_actors else ALONE_S):
+            self._seen_s = time.monotonic()
+        elif self._should_warn(SOME_MISSING_S if num_actors else SILENT_S):
             run_dir = self.ctx.run_dir
             _logger.warning(
                 "%d of %d actors report in %s, the run folder that this learner sees. The others have not "
@@ -394,7 +394,7 @@ class ReplayRatio:
                 "the machine that runs them). If they see another folder, %s.",
                 num_actors,
                 self._num_expected,
-                place_of(run_dir),
+                location_of(run_dir),
                 run_dir / "logs",
                 SHARED,
             )
@@ -409,19 +409,19 @@ class ReplayRatio:
         """Begin to count if that has not begun; returns the updates missing to the ratio."""
         if self._began_at is None:  # what was collected before this epoch is no debt
             self._began_at = self._count() - self._epoch_env_steps, self.ctx.progress.gradient_steps
-            self._tell()
+            self._publish()
         return ratio.updates_due(*self._since_began())
 
-    def _forget_old_actors(self) -> None:
+    def _delete_old_heartbeats(self) -> None:
         """Delete the files of processes that ended long ago; their env steps stay."""
         for beat in self._beats:
-            is_old = not beat.is_alive and time.time() - beat.modified > FORGET_AFTER_S
+            is_old = not beat.is_alive and time.time() - beat.modified > DELETE_AFTER_S
             if is_old and _delete(beat) and beat.role == "actor":
                 self._forgotten += beat.env_steps
-        self._tell()
+        self._publish()
 
 
-def _delete(beat: Beat) -> bool:
+def _delete(beat: Heartbeat) -> bool:
     """Delete a process's file; False in a folder that cannot be written to, which is told of elsewhere."""
     with contextlib.suppress(OSError):
         beat.path.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
-"""Actors beside the learner: started, watched, restarted and ended.
+"""Actor processes next to the learner: started, monitored, restarted and terminated.
 
-A thread of the learner's process looks after them. The other way round, a parent that watches the learner
-too, would have to pass on signals, exit statuses and the terminal, and would be one more process that can
-die; here the learner is the process that was started, and what ends it ends the actors: they look whether
-their parent is still the process that started them. That works on every POSIX system, also after kill -9.
+A thread of the learner's process supervises them. A parent process that supervises the learner too would have
+to forward signals, exit statuses and the terminal, and would be one more process that can die. Actors end
+with the learner: each checks whether its parent is still the process that started it. That works on every
+POSIX system, also after kill -9.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from types import TracebackType
 
 from ..process.exits import CONFIG_ERROR
 
-PARENT = "LOXODON_PARENT"  # id of the process that an actor must not outlive
-GRACE_S = 10.0  # from being asked to end to being killed
-_PARENT_LOOK_S = 0.5
+PARENT = "LOXODON_PARENT"  # environment variable: id of the process with which an actor ends
+GRACE_S = 10.0  # between SIGTERM and SIGKILL
+_PARENT_POLL_S = 0.5
 _KEPT_LOGS = 5  # of earlier runs, per actor
 _TAIL_LINES = 15
 # Held while a process is started, so that the other threads fork none meanwhile: a copy of this process that
@@ -37,33 +37,34 @@ os.register_at_fork(
 
 
 @dataclass(frozen=True)
-class Patience:
-    """When to try again, and when to give up. Durations in seconds.
+class RestartPolicy:
+    """When an actor is restarted, and when it is given up. Durations in seconds.
 
-    first_wait_s, longest_wait_s: before a restart; doubles with every death within `healthy_s` of the start.
-    healthy_s: an actor that has lived so long counts as sound again.
-    num_failures: an actor that fails as often in a row, each time before `healthy_s`, is given up. Being
-        killed or told to end from outside is no failure of the actor.
+    min_backoff_s, max_backoff_s: delay before a restart; it doubles with each exit within `healthy_s` of the
+        start.
+    healthy_s: an actor that has run this long counts as healthy again.
+    max_failures: an actor is given up after so many failures in a row, each within `healthy_s` of its start.
+        An exit by SIGTERM or SIGKILL is not a failure of the actor.
     """
 
-    first_wait_s: float = 1.0
-    longest_wait_s: float = 60.0
+    min_backoff_s: float = 1.0
+    max_backoff_s: float = 60.0
     healthy_s: float = 60.0
-    num_failures: int = 5
+    max_failures: int = 5
     poll_s: float = 0.1
     grace_s: float = GRACE_S
 
 
 @dataclass
 class _Actor:
-    """One actor, and how it has fared."""
+    """One actor: its process, and its restarts so far."""
 
     index: int
     log: Path
     process: subprocess.Popen[bytes] | None = None
     start_s: float = 0.0  # monotonic; of the running process, or of the next one
     num_starts: int = 0
-    num_short_lives: int = 0  # in a row
+    num_short_runs: int = 0  # in a row
     num_failures: int = 0  # in a row
     is_given_up: bool = False
 
@@ -80,10 +81,10 @@ class ActorSupervisor:
             to `<name>_<i>.5.log`.
         environment: of the actors.
         say: prints a line.
-        should_stop: asked all the time; when True, the actors are told to end.
-        may_start: asked all the time; the actors are started once it is True.
-        on_failure: called (by the watching thread) when no actor is left to go on with.
-        patience: when to try again and when to give up.
+        should_stop: polled; once it is True, the actors are terminated.
+        may_start: polled; the actors are started once it is True.
+        on_failure: called (by the supervising thread) when no actor is left.
+        restart_policy: when an actor is restarted and when it is given up.
 
     Attributes:
         failure: why no actor is left, with the end of a log; None while all is well.
@@ -99,7 +100,7 @@ class ActorSupervisor:
     may_start: Callable[[], bool] = lambda: True
     first_index: int = 0
     name: str = "actor"
-    patience: Patience = field(default_factory=Patience)
+    restart_policy: RestartPolicy = field(default_factory=RestartPolicy)
     failure: str | None = field(default=None, init=False)
 
     def __enter__(self) -> ActorSupervisor:
@@ -109,9 +110,9 @@ class ActorSupervisor:
             for i in range(self.first_index, self.first_index + self.num_actors)
         ]
         for actor in self._actors:
-            _keep_old_logs(actor.log)
-        self._asked_to_end_s: float | None = None
-        self._is_over = threading.Event()
+            _rotate_logs(actor.log)
+        self._terminated_s: float | None = None
+        self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="actor-supervisor", daemon=True)
         self._thread.start()
         return self
@@ -119,13 +120,13 @@ class ActorSupervisor:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Tell the actors to end, wait, and kill those that do not."""
-        self._is_over.set()
+        """Terminate the actors, wait, and kill those that have not ended after the grace period."""
+        self._is_closing.set()
         try:
             self._thread.join()
-            self._tell_to_end()
-            deadline_s = (self._asked_to_end_s or 0.0) + self.patience.grace_s
-            for process in self._living():
+            self._terminate()
+            deadline_s = (self._terminated_s or 0.0) + self.restart_policy.grace_s
+            for process in self._running():
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(max(deadline_s - time.monotonic(), 0.0))
         finally:  # also when a second Ctrl-C ends the waiting
@@ -134,22 +135,22 @@ class ActorSupervisor:
                     kill_group(actor.process.pid)
                     actor.process.wait()
 
-    # ---- the watching thread ----
+    # ---- the supervising thread ----
 
     def _watch(self) -> None:
         try:
-            while not self._is_over.wait(self.patience.poll_s):
+            while not self._is_closing.wait(self.restart_policy.poll_s):
                 if self.should_stop():
-                    self._tell_to_end()
+                    self._terminate()
                     return
                 for actor in self._actors:
-                    self._look_after(actor)
+                    self._check(actor)
         except OSError as error:  # a full disk, or a program that is gone
             self._fail(
                 f"An actor could not be started: {error}. Fix: make sure that {self.command[0]} can run."
             )
 
-    def _look_after(self, actor: _Actor) -> None:
+    def _check(self, actor: _Actor) -> None:
         if actor.is_given_up:
             return
         if actor.process is None:
@@ -160,7 +161,7 @@ class ActorSupervisor:
         if status is not None:
             kill_group(actor.process.pid)  # its environment workers
             actor.process = None
-            self._mourn(actor, status)
+            self._handle_exit(actor, status)
 
     def _start(self, actor: _Actor) -> None:
         actor.num_starts += 1
@@ -175,37 +176,37 @@ class ActorSupervisor:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env={**self.environment, PARENT: str(os.getpid())},
-                    start_new_session=True,  # Ctrl-C is for the learner, which tells the actors
+                    start_new_session=True,  # Ctrl-C is for the learner, which terminates the actors
                 )
         actor.start_s = time.monotonic()
         again = f" again (start {actor.num_starts})" if actor.num_starts > 1 else ""
         self.say(f"{self.name} {actor.index} started{again}: process {actor.process.pid}, log {actor.log}")
 
-    def _mourn(self, actor: _Actor, status: int) -> None:
-        """Decide whether and when a dead actor is started again."""
-        lived_s = time.monotonic() - actor.start_s
-        was_short = lived_s < self.patience.healthy_s
+    def _handle_exit(self, actor: _Actor, status: int) -> None:
+        """Decide whether and when an actor that has exited is started again."""
+        uptime_s = time.monotonic() - actor.start_s
+        was_short = uptime_s < self.restart_policy.healthy_s
         is_failure = status not in (0, -signal.SIGTERM, -signal.SIGKILL)
-        actor.num_short_lives = actor.num_short_lives + 1 if was_short else 0
+        actor.num_short_runs = actor.num_short_runs + 1 if was_short else 0
         actor.num_failures = (actor.num_failures if was_short else 0) + int(is_failure and was_short)
-        death = f"{self.name} {actor.index} {_describe(status)} after {lived_s:.0f} s"
-        if status == CONFIG_ERROR or actor.num_failures >= self.patience.num_failures:
-            self._give_up(actor, death, status)
+        what_happened = f"{self.name} {actor.index} {_describe(status)} after {uptime_s:.0f} s"
+        if status == CONFIG_ERROR or actor.num_failures >= self.restart_policy.max_failures:
+            self._give_up(actor, what_happened, status)
             return
-        doublings = min(max(actor.num_short_lives - 1, 0), 30)
-        wait_s = min(self.patience.first_wait_s * 2**doublings, self.patience.longest_wait_s)
+        doublings = min(max(actor.num_short_runs - 1, 0), 30)
+        wait_s = min(self.restart_policy.min_backoff_s * 2**doublings, self.restart_policy.max_backoff_s)
         actor.start_s = time.monotonic() + wait_s
-        self.say(f"{death}; starting it again in {wait_s:g} s, log {actor.log}")
+        self.say(f"{what_happened}; starting it again in {wait_s:g} s, log {actor.log}")
 
-    def _give_up(self, actor: _Actor, death: str, status: int) -> None:
+    def _give_up(self, actor: _Actor, what_happened: str, status: int) -> None:
         actor.is_given_up = True
         num_left = sum(not other.is_given_up for other in self._actors)
         if num_left:
-            self.say(f"{death} and is given up; {num_left} more continue. Its log: {actor.log}")
+            self.say(f"{what_happened} and is given up; {num_left} more continue. Its log: {actor.log}")
             return
         times = "once" if status == CONFIG_ERROR else f"{actor.num_failures} times in a row"
         self._fail(
-            f"No actor is left: {death}, {times} before {self.patience.healthy_s:g} s. "
+            f"No actor is left: {what_happened}, {times} before {self.restart_policy.healthy_s:g} s. "
             f"The end of {actor.log}:\n{_tail(actor.log)}\n"
             "Fix: correct what the log says, then run the same command with --resume."
         )
@@ -216,27 +217,27 @@ class ActorSupervisor:
 
     # ---- ending ----
 
-    def _living(self) -> list[subprocess.Popen[bytes]]:
+    def _running(self) -> list[subprocess.Popen[bytes]]:
         processes = [actor.process for actor in self._actors if actor.process is not None]
         return [process for process in processes if process.poll() is None]
 
-    def _tell_to_end(self) -> None:
-        if self._asked_to_end_s is None:
-            self._asked_to_end_s = time.monotonic()
-            for process in self._living():
+    def _terminate(self) -> None:
+        if self._terminated_s is None:
+            self._terminated_s = time.monotonic()
+            for process in self._running():
                 process.terminate()
 
 
-def end_with_parent() -> None:
-    """From now on this process ends when the one that started it as an actor is gone. Nothing in others."""
+def exit_with_parent() -> None:
+    """In an actor: end when the process that started it is gone. In other processes: do nothing."""
     if (parent := os.environ.pop(PARENT, None)) is not None:
-        threading.Thread(target=_outlive_not, args=(int(parent),), name="parent watch", daemon=True).start()
+        threading.Thread(target=_exit_with, args=(int(parent),), name="parent watch", daemon=True).start()
 
 
-def _outlive_not(parent: int) -> None:
-    """Wait for the end of the parent; then ask this process to end, and after GRACE_S make it."""
+def _exit_with(parent: int) -> None:
+    """Wait for the end of the parent; then send SIGTERM to this process, and SIGKILL after GRACE_S."""
     while os.getppid() == parent:
-        time.sleep(_PARENT_LOOK_S)
+        time.sleep(_PARENT_POLL_S)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_S)
     if os.getpgrp() == os.getpid():
@@ -257,7 +258,7 @@ def _describe(status: int) -> str:
     return f"was killed by {name}"
 
 
-def _keep_old_logs(path: Path) -> None:
+def _rotate_logs(path: Path) -> None:
     """actor_0.log becomes actor_0.1.log, that becomes actor_0.2.log, and so on; the oldest goes."""
     names = [path, *(path.with_suffix(f".{i}.log") for i in range(1, _KEPT_LOGS + 1))]
     for older, newer in reversed(list(zip(names[1:], names, strict=False))):

@@ -359,12 +359,12 @@ class Learner:
             return self._shares([batch.mask.sum().expand(num_terms) for batch in batches])
         if len(batches) == 1:
             return None
-        with self._trying():
+        with self._without_side_effects():
             sizes = [self._mask_sizes(batch, self.compute_loss(batch, log_step=False)) for batch in batches]
         return self._shares(sizes)
 
     @contextlib.contextmanager
-    def _trying(self) -> Iterator[None]:
+    def _without_side_effects(self) -> Iterator[None]:
         """Compute losses without gradients, and leave random generators and statistics as they were."""
         buffers = [buffer.clone() for buffer in self.agent.buffers()]
         with torch.no_grad(), isolated_rng(None):
@@ -377,7 +377,7 @@ class Learner:
 
         batch: any batch that the losses can be computed of.
         """
-        with self._trying():
+        with self._without_side_effects():
             self.weighed(self.compute_loss(batch.to(self.accelerator.device), log_step=False))
 
     def _shares(self, sizes: Sequence[Tensor]) -> Tensor:
@@ -416,7 +416,7 @@ class Learner:
         # judges by itself, and lowers its scale only within the optimizer's step.
         judges = self.on_nan == "skip" and self.accelerator.scaler is None
         if judges and grad_norm is not None and not bool(torch.isfinite(grad_norm)):
-            self._leave_out()
+            self._skip_update()
             return norms
         factor = warmup_factor(self.gradient_steps, self.lr_warmup_steps) * self.lr_scale
         for group in self.optimizer.param_groups:
@@ -424,7 +424,7 @@ class Learner:
         self.optimizer.step()
         self.optimizer.zero_grad()
         if getattr(self.optimizer, "step_was_skipped", False):  # by the fp16 scaler: gradients overflowed
-            self._leave_out()
+            self._skip_update()
         else:
             self.progress.gradient_steps += 1
             self.agent.after_update()
@@ -450,7 +450,7 @@ class Learner:
 
         Raises: FloatingPointError.
         """
-        self._leave_out()
+        self._skip_update()
         fields = _numbered([bad_fields(plain(batch)) for batch in batches])
         if fields:
             fix = "correct the environment or the data, which `loxodon data check` examines"
@@ -481,7 +481,7 @@ class Learner:
             return f"The batch could not be saved ({error})."
         return f"The batch is saved: torch.load({str(path)!r}, weights_only=True)."
 
-    def _leave_out(self) -> None:
+    def _skip_update(self) -> None:
         """Drop an update: weights, moments, targets and statistics stay."""
         self.optimizer.zero_grad()
         self.skipped_updates += 1

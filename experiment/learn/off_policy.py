@@ -22,7 +22,7 @@ from .learner import Learner, log_figures
 logger = logging.getLogger("loxodon")
 _POLL_S = 0.5  # between looks at a dataset that is not ready yet
 _REMIND_S = 30.0
-_PATIENCE_EPOCHS = 2  # without anything to train on, before a word about the likely cause
+_IDLE_EPOCHS_BEFORE_WARNING = 2  # without anything to train on, before a word about the likely cause
 _SHOW_LOSS_EVERY_S = 0.3
 _LOSSES = ("loss", "actor_loss", "critic_loss")
 
@@ -117,7 +117,7 @@ class OffPolicyTrainer(Trainer):
     def _note_idle_epoch(self) -> None:
         self.idle_epochs += 1
         logger.info("epoch %d: not enough trajectories to train on yet", self.ctx.progress.epoch)
-        if self.idle_epochs == _PATIENCE_EPOCHS:
+        if self.idle_epochs == _IDLE_EPOCHS_BEFORE_WARNING:
             logger.warning("After %d epochs there was no update. %s", self.idle_epochs, self.why_idle())
 
     def train(self, epoch: int) -> None:

@@ -1,4 +1,4 @@
-"""The pass over a rollout before the updates: what the weights that acted say of whole sequences."""
+"""Old log-probabilities and values: a pass over a rollout before the updates, by the weights that acted."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch import Tensor
 
 from ...agents import OnPolicyAgent
 from ...nets import DistributionType, summed_over_processes
-from .sequences import STEP, TAIL, Places, Results, RolloutTensors
+from .sequences import STEP, TAIL, GatherIndices, Results, RolloutTensors
 
-_LAST_PLACES = 32  # six times the most that was seen (widths 16 to 256); a wrong hidden state gave 4,000
+_NUM_ULPS = 32  # six times the largest difference seen (widths 16 to 256); a wrong hidden state gave 4,000
 
 
 @torch.no_grad()
-def evaluate_rollout(
+def old_policy_outputs(
     agent: OnPolicyAgent,
     tensors: RolloutTensors,
-    groups: Iterable[Places],
+    groups: Iterable[GatherIndices],
     cast: Callable[[], AbstractContextManager[Any]],
 ) -> tuple[Results, Tensor]:
-    """Judge every step of a rollout, and show it to the agent's input statistics.
+    """Log-probabilities and values of every step of a rollout; also updates the agent's input statistics.
 
-    groups: hold every step once, and what followed it as the next step or as a tail.
+    groups: contain every step once, and what followed it as the next step or as a tail.
     Returns: "log_probs", "values" (T * N, 1) and "params" (T * N, P) float32 of the steps, and the values
         (T, N) of what followed them.
     """
@@ -34,18 +34,18 @@ def evaluate_rollout(
     num_steps = tensors.num_steps * tensors.num_envs
     values = torch.zeros(len(tensors.rl2s), 1, device=tensors.device)  # of all timesteps
     results: Results = {}
-    for places in groups:
-        batch = tensors.gather(places, {})
+    for indices in groups:
+        batch = tensors.gather(indices, {})
         with cast():
             found = agent.evaluate(batch)
         agent.gather_statistics(batch)
-        is_step, is_tail = places.kinds == STEP, places.kinds == TAIL
+        is_step, is_tail = indices.kinds == STEP, indices.kinds == TAIL
         for name, value in (("log_probs", found.log_probs), ("params", found.params)):
             if name not in results:
                 results[name] = torch.zeros(num_steps, value.shape[-1], device=tensors.device)
-            results[name][places.steps[is_step]] = value[is_step].float()
+            results[name][indices.steps[is_step]] = value[is_step].float()
         for chosen in (is_tail, is_step):
-            values[places.timesteps[chosen]] = found.values[chosen].float()
+            values[indices.timesteps[chosen]] = found.values[chosen].float()
     first = tensors.rollout.history * tensors.num_envs
     results["values"] = values[first : first + num_steps]
     return results, values[:, 0][torch.from_numpy(tensors.successors).to(tensors.device)]
@@ -59,8 +59,8 @@ def refreshed_states(agent: OnPolicyAgent, tensors: RolloutTensors, num_envs: Se
     Returns: a state to act on from for each.
     """
     agent.eval()
-    places, resets, is_fresh = tensors.running_episodes(agent.context_len or 0)
-    batch = dataclasses.replace(tensors.gather(places, {}), resets=resets)
+    indices, resets, is_fresh = tensors.running_episodes(agent.context_len or 0)
+    batch = dataclasses.replace(tensors.gather(indices, {}), resets=resets)
     rows = agent.remember(batch)
     states = []
     for part in torch.split(torch.arange(tensors.num_envs, device=tensors.device), list(num_envs)):
@@ -85,7 +85,7 @@ def rounding(
 ) -> float:
     """How far apart log-probs may lie for the order of computation alone, in nats.
 
-    Sums of a network may differ in some last places of the largest of its outputs, here the parameters of
+    Sums of a network may differ in the last digits of the largest of its outputs, here the parameters of
     the policy; a log-prob then moves by its derivative times that, and has a last place of its own.
 
     actions: (T * N, A). mask: (T, N) bool, steps that count. dtype: with whose precision the network works.
@@ -99,7 +99,7 @@ def rounding(
         return 0.0
     moved = torch.finfo(dtype).eps * slopes.abs().sum(-1).max() * params.detach().abs().max()
     own = torch.finfo(log_probs.dtype).eps * log_probs.detach().abs().max()
-    return _LAST_PLACES * float(moved + own)
+    return _NUM_ULPS * float(moved + own)
 
 
 def spread(values: Tensor, returns: Tensor, advantages: Tensor, mask: Tensor) -> dict[str, float]:

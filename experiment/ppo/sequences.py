@@ -90,14 +90,14 @@ def single_steps(rollout: CollectedRollout) -> Pieces:
 
 
 @dataclass(frozen=True)
-class Places:
-    """P sequences of L places: which timestep and which step stands where, as flat numbers of RolloutTensors.
+class GatherIndices:
+    """P sequences of length L as indices into the flat tensors of `RolloutTensors`.
 
-    timesteps, steps: (P, L) int64; steps are 0 where there is none.
+    timesteps, steps: (P, L) int64; steps are 0 where an entry is not a step.
     kinds: (P, L) int8, PADDING, STEP, CONTEXT (only read) or TAIL (what followed the last step).
     is_fresh: (P,) bool, True where a sequence begins without a state.
     states: (P,) int64, row of the kept hidden states; None if all begin without.
-    is_dense: True where every place is a step.
+    is_dense: True if every entry is a step.
     """
 
     timesteps: Tensor
@@ -107,14 +107,14 @@ class Places:
     states: Tensor | None
     is_dense: bool
 
-    def split(self, count: int) -> list[Places]:
+    def split(self, count: int) -> list[GatherIndices]:
         """`count` groups of sequences of about equal number."""
         if count == 1:
             return [self]
         parts = [x.tensor_split(count) for x in (self.timesteps, self.steps, self.kinds, self.is_fresh)]
         states = [None] * count if self.states is None else self.states.tensor_split(count)
         dense = [self.is_dense] * count
-        return [Places(*part) for part in zip(*parts, states, dense, strict=True)]
+        return [GatherIndices(*part) for part in zip(*parts, states, dense, strict=True)]
 
 
 class RolloutTensors:
@@ -167,8 +167,8 @@ class RolloutTensors:
             number += len(part.envs)
         return following
 
-    def places(self, pieces: Pieces, *, tails: bool = False) -> Places:
-        """Where everything of some pieces stands.
+    def indices(self, pieces: Pieces, *, tails: bool = False) -> GatherIndices:
+        """The indices of these pieces.
 
         tails: add what followed a piece's last step, unless that terminated the episode.
         """
@@ -192,22 +192,22 @@ class RolloutTensors:
             states = (
                 np.array([self._state_rows.get(start, 0) for start in pieces.starts.tolist()]) + pieces.envs
             )
-        return self._placed(timesteps, steps, kinds, is_fresh, states)
+        return self._indices(timesteps, steps, kinds, is_fresh, states)
 
-    def all_timesteps(self) -> Places:
+    def all_timesteps(self) -> GatherIndices:
         """Every timestep of this rollout as a sequence of its own, for agents without memory."""
         timesteps = np.arange(self.rollout.history * self.num_envs, len(self.rl2s))[:, None]
         steps = np.arange(len(timesteps))[:, None]
         is_step = steps < self.num_steps * self.num_envs
         kinds = np.where(is_step, STEP, TAIL).astype(np.int8)
-        return self._placed(
+        return self._indices(
             timesteps, np.where(is_step, steps, 0), kinds, np.ones(len(steps), np.bool_), None
         )
 
-    def running_episodes(self, context: int) -> tuple[Places, Tensor, Tensor]:
+    def running_episodes(self, context: int) -> tuple[GatherIndices, Tensor, Tensor]:
         """The timesteps of every env's running episode before the newest one.
 
-        Returns: places (N, L) that all end with the last step; where each begins, (N, L) bool; and whether
+        Returns: indices (N, L) that all end with the last step; where each begins, (N, L) bool; and whether
             the episode begins only now, (N,) bool.
         """
         newest = self.rollout.history + self.num_steps
@@ -222,22 +222,22 @@ class RolloutTensors:
         timesteps = rows * self.num_envs + envs[:, None]
         timesteps[kinds == PADDING] = self._some_timestep
         none = np.zeros(self.num_envs, np.bool_)
-        places = self._placed(timesteps, np.zeros_like(timesteps), kinds, none, None)
+        indices = self._indices(timesteps, np.zeros_like(timesteps), kinds, none, None)
         resets, fresh = (torch.from_numpy(x).to(self.device) for x in (begins, is_fresh))
-        return places, resets, fresh
+        return indices, resets, fresh
 
-    def _placed(
+    def _indices(
         self,
         timesteps: np.ndarray,
         steps: np.ndarray,
         kinds: np.ndarray,
         is_fresh: np.ndarray,
         states: np.ndarray | None,
-    ) -> Places:
+    ) -> GatherIndices:
         def tensor(array: np.ndarray) -> Tensor:
             return torch.from_numpy(array).to(self.device)
 
-        return Places(
+        return GatherIndices(
             tensor(timesteps),
             tensor(steps),
             tensor(kinds),
@@ -246,21 +246,21 @@ class RolloutTensors:
             is_dense=bool((kinds == STEP).all()),
         )
 
-    def gather(self, places: Places, results: Results) -> RolloutBatch:
-        """The batch of some places, with `results` (T * N, ...) by field name filled in where steps are."""
-        timesteps, steps = places.timesteps.reshape(-1), places.steps.reshape(-1)
-        exists, is_step = (places.kinds != PADDING)[..., None], (places.kinds == STEP)[..., None]
+    def gather(self, indices: GatherIndices, results: Results) -> RolloutBatch:
+        """The batch at these indices; `results` (T * N, ...), by field name, are filled in at its steps."""
+        timesteps, steps = indices.timesteps.reshape(-1), indices.steps.reshape(-1)
+        exists, is_step = (indices.kinds != PADDING)[..., None], (indices.kinds == STEP)[..., None]
         # A piece lies within one episode, so an episode can begin with its first place only.
-        resets = torch.zeros(places.kinds.shape, dtype=torch.bool, device=self.device)
-        resets[:, 0] = places.is_fresh
+        resets = torch.zeros(indices.kinds.shape, dtype=torch.bool, device=self.device)
+        resets[:, 0] = indices.is_fresh
 
         def chosen(values: Tensor, index: Tensor, counts: Tensor | None = None) -> Tensor:
-            rows = values.index_select(0, index).view(*places.kinds.shape, *values.shape[1:])
-            return rows if counts is None or places.is_dense else rows * counts
+            rows = values.index_select(0, index).view(*indices.kinds.shape, *values.shape[1:])
+            return rows if counts is None or indices.is_dense else rows * counts
 
         start = None
-        if places.states is not None:
-            start = {key: value.index_select(0, places.states) for key, value in self._states.items()}
+        if indices.states is not None:
+            start = {key: value.index_select(0, indices.states) for key, value in self._states.items()}
         return RolloutBatch(
             obs={key: chosen(value, timesteps) for key, value in self.obs.items()},
             rl2s=chosen(self.rl2s, timesteps, exists),

@@ -26,13 +26,13 @@ from .buffer import CollectedRollout, RolloutBuffer, check_rollout, join
 from .kl_adaptive import KLAdaptiveLR
 from .old_policy import (
     disagreement,
-    evaluate_rollout,
     means_over_processes,
+    old_policy_outputs,
     refreshed_states,
     rounding,
     spread,
 )
-from .sequences import Pieces, Places, Results, RolloutTensors
+from .sequences import GatherIndices, Pieces, Results, RolloutTensors
 
 logger = logging.getLogger("loxodon")
 _CHOICES = {
@@ -299,8 +299,8 @@ class PPOLearner(Trainer):
         """Evaluate the rollout and estimate advantages: fields of batches (T * N, ...), and figures."""
         acted = tensors.steps
         mask, ended = acted["valid"], acted["ended"]
-        groups = self._evaluation_places(tensors, pieces)
-        found, next_values = evaluate_rollout(self.agent, tensors, groups, self.cast)
+        groups = self._old_policy_indices(tensors, pieces)
+        found, next_values = old_policy_outputs(self.agent, tensors, groups, self.cast)
         figures = disagreement(found, acted)
         figures["initial_logratio_rounding_max"] = rounding(
             self.agent.distribution, found, tensors.actions, mask, self._precision()
@@ -324,15 +324,15 @@ class PPOLearner(Trainer):
         self.agent.update_values_statistics(returns[..., None], mask[..., None])
         return found, figures
 
-    def _evaluation_places(self, tensors: RolloutTensors, pieces: Pieces) -> Iterator[Places]:
-        """All steps and what followed them, in groups that without gradients take less than a minibatch."""
+    def _old_policy_indices(self, tensors: RolloutTensors, pieces: Pieces) -> Iterator[GatherIndices]:
+        """All steps and what followed them, in groups that need less memory than a minibatch's update."""
         count = -(-self.minibatches * self.batches_per_update // _STEPS_WITHOUT_GRADIENT)
         if self.agent.context_len == 0:
             yield from tensors.all_timesteps().split(count)
             return
         by_length = np.argsort(pieces.lengths, kind="stable")  # little padding
         for index in np.array_split(by_length, min(count, len(pieces))):
-            yield tensors.places(pieces.take(index), tails=True)
+            yield tensors.indices(pieces.take(index), tails=True)
 
     # ---- the updates ----
 
@@ -396,8 +396,8 @@ class PPOLearner(Trainer):
 
     def _batches(self, tensors: RolloutTensors, results: Results, pieces: Pieces) -> list[RolloutBatch]:
         """A minibatch, in as many parts as there are batches per update."""
-        places = tensors.places(pieces).split(min(self.batches_per_update, len(pieces)))
-        return [tensors.gather(part, results) for part in places]
+        indices = tensors.indices(pieces).split(min(self.batches_per_update, len(pieces)))
+        return [tensors.gather(part, results) for part in indices]
 
     def _normalized(self, batches: Sequence[RolloutBatch]) -> list[RolloutBatch]:
         """Micro-batches with their advantages normalised over all of them."""

@@ -26,8 +26,8 @@ def sdpa_in_parts(
     queries, masks = (torch.split(x, _QUERIES, dim=-2) for x in (q, mask))
     seen = []
     for allowed in masks:
-        places = allowed.flatten(0, -2).any(0).nonzero().flatten()
-        seen.append(slice(int(places[0]), int(places[-1]) + 1))
+        columns = allowed.flatten(0, -2).any(0).nonzero().flatten()
+        seen.append(slice(int(columns[0]), int(columns[-1]) + 1))
     parts = [
         kernel(some, keys, values, allowed[..., span], dropout).transpose(1, 2)
         for some, allowed, keys, values, span in zip(

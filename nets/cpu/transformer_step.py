@@ -34,19 +34,19 @@ class TransformerStep:
         inp: the input layer.
         layers: `TransformerLayer`s.
         out_norm: normalisation of the result.
-        places: positions of queries and keys.
+        head_positions: positions of queries and keys.
     """
 
     def __init__(
-        self, inp: nn.Module, layers: Sequence[Any], out_norm: nn.Module, places: HeadPositions
+        self, inp: nn.Module, layers: Sequence[Any], out_norm: nn.Module, head_positions: HeadPositions
     ) -> None:
         names = ("norm_attn", "qkv", "proj", "norm_ff", "up", "down")
         self.layers = [(layer, *(_parameters(getattr(layer, name)) for name in names)) for layer in layers]
         self.gains = [_parameters(norm) for layer in layers for norm in (layer.q_norm, layer.k_norm)]
         self.mixtures = [_parameters(layer.from_waves) for layer in layers if layer.num_with_waves]
         self.inp, self.out_norm = _parameters(inp), _parameters(out_norm)
-        self.least_length = torch.tensor((places.frequencies.shape[-1] * RMSNorm.EPS) ** 0.5)
-        self.places, self.table = places, torch.empty(0)
+        self.least_length = torch.tensor((head_positions.frequencies.shape[-1] * RMSNorm.EPS) ** 0.5)
+        self.head_positions, self.table = head_positions, torch.empty(0)
         self.made_of: list[tuple[int, int]] = []
 
     @staticmethod
@@ -107,7 +107,7 @@ class TransformerStep:
     def _positions(self, time_idxs: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
         """For each layer, return factors of queries and keys (N, 2, H, E), and what heads with waves add."""
         self._refresh()
-        rows, shape = self._rows(time_idxs), self.places.frequencies.shape
+        rows, shape = self._rows(time_idxs), self.head_positions.frequencies.shape
         cos, sin = rows[:, : 2 * shape.numel()].view(len(rows), 2, 1, *shape).unbind(1)
         waves: Sequence[Tensor] = ()
         if self.mixture is not None:
@@ -125,7 +125,7 @@ class TransformerStep:
         return self.table.index_select(0, time_idxs[:, 0])
 
     def _computed(self, time_idxs: Tensor) -> Tensor:
-        cos, sin, waves = self.places(time_idxs, torch.float32)
+        cos, sin, waves = self.head_positions(time_idxs, torch.float32)
         parts = [cos.flatten(1), sin.flatten(1)]
         return torch.cat(parts if waves is None else [*parts, waves], dim=-1)
 

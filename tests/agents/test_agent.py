@@ -270,12 +270,12 @@ def test_what_a_discount_learns_counts_for_all_above_it(space: Space) -> None:
     settings = {"values": SummedValues(), "critic_type": CriticEnsemble, "training_discounts": (0.9, 0.1)}
     agent = make_agent(space, gamma=0.5, **settings)
     batch = make_batch(space)
-    view, found = agent.view(batch), []
+    transitions, found = agent.transitions(batch), []
     for discount in range(3):
-        before = agent.recorded_values(agent.critics, view.here.state, view.recorded)
+        before = agent.recorded_values(agent.critics, transitions.current.state, transitions.recorded)
         with torch.no_grad():
             agent.critics.out.bias.unflatten(-1, (3, -1))[:, :, discount] += 1.0
-        after = agent.recorded_values(agent.critics, view.here.state, view.recorded)
+        after = agent.recorded_values(agent.critics, transitions.current.state, transitions.recorded)
         found.append((after - before).mean((0, 1, 2, 4)).round().tolist())
     assert found == [[1, 0, 0], [1, 1, 1], [1, 0, 1]]  # of 0.9, 0.1, 0.5
 

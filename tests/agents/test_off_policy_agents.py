@@ -292,11 +292,11 @@ def test_multi_task_critics_classify_and_the_actor_imitates_what_is_better() -> 
 def test_multi_task_advantages_over_all_actions_are_those_over_their_probabilities() -> None:
     agent = make(MultiTaskAgent, DISCRETE)
     batch = make_batch(DISCRETE)
-    view = agent.view(batch)
-    policy = agent.policies(agent.actor, view.here)
-    logits = agent.critics(view.here.state, view.recorded).squeeze(2)
-    q, advantages = agent._advantages(view, policy, logits)
-    v = agent._expected(agent.critics, view.here.state, policy, num_samples=1)
+    transitions = agent.transitions(batch)
+    policy = agent.policies(agent.actor, transitions.current)
+    logits = agent.critics(transitions.current.state, transitions.recorded).squeeze(2)
+    q, advantages = agent._advantages(transitions, policy, logits)
+    v = agent._expected(agent.critics, transitions.current.state, policy, num_samples=1)
     torch.testing.assert_close(advantages, (q - v).mean(2) / agent.reward_multiplier, atol=1e-5, rtol=1e-4)
 
 
@@ -327,27 +327,27 @@ def test_losses_leave_out_a_burn_in_that_is_not_the_begin_of_an_episode() -> Non
 def test_the_agents_targets_are_those_of_the_functions(returns: Returns) -> None:
     agent = make(Agent, DISCRETE, returns=returns, critic_subset=all_of(4))
     batch = make_batch(DISCRETE)
-    view = agent.view(batch)
-    policy = agent.policies(agent.actor, view.following)
-    q = agent.values.value(agent.target_critics(view.following.state))
+    transitions = agent.transitions(batch)
+    policy = agent.policies(agent.actor, transitions.following)
+    q = agent.values.value(agent.target_critics(transitions.following.state))
     rewards, done, mask = 10.0 * batch.rews[..., None], batch.dones[..., None], batch.mask[..., None]
     values = (q * policy.probs[:, :, None]).sum(-1, keepdim=True)
     steps = (rewards, done, mask, values.amin(2), agent.discounts)
     is_n_step = isinstance(returns, NStep)
     expected = n_step_targets(*steps, n_step=2) if is_n_step else lambda_returns(*steps, trace_decay=0.8)
     torch.testing.assert_close(
-        agent.policy_targets(view, policy)[batch.mask[..., 0]], expected[batch.mask[..., 0]]
+        agent.policy_targets(transitions, policy)[batch.mask[..., 0]], expected[batch.mask[..., 0]]
     )
 
 
 def test_actions_of_unknown_probability_count_as_certain() -> None:
     agent = make(Agent, DISCRETE, returns=Retrace(0.8), critic_subset=all_of(4))
     batch = make_batch(DISCRETE)
-    view = agent.view(batch)
-    policy = agent.policies(agent.actor, view.following)
+    transitions = agent.transitions(batch)
+    policy = agent.policies(agent.actor, transitions.following)
 
     def targets(log_probs: Tensor | None) -> Tensor:
-        known = replace(view, batch=replace(batch, log_probs=log_probs))
+        known = replace(transitions, batch=replace(batch, log_probs=log_probs))
         return agent.policy_targets(known, policy)[batch.mask[..., 0]]
 
     certain = targets(torch.zeros_like(batch.rews))
@@ -360,10 +360,10 @@ def test_a_trace_is_cut_by_the_probability_with_which_its_own_action_was_taken()
     agent = make(Agent, DISCRETE, returns=Retrace(0.8), critic_subset=all_of(4))
     batch = make_batch(DISCRETE)
     taken = torch.linspace(0.1, 0.9, batch.rews.numel()).view(3, 5)[:, torch.tensor([2, 0, 4, 1, 3])]
-    view = agent.view(replace(batch, log_probs=taken.log()[..., None]))
-    policy = agent.policies(agent.actor, view.following)
-    values = agent.values.value(agent.target_critics(view.following.state))  # (B, L, C, G, A)
-    targets = agent.policy_targets(view, policy)
+    transitions = agent.transitions(replace(batch, log_probs=taken.log()[..., None]))
+    policy = agent.policies(agent.actor, transitions.following)
+    values = agent.values.value(agent.target_critics(transitions.following.state))  # (B, L, C, G, A)
+    targets = agent.policy_targets(transitions, policy)
     for row, length in enumerate(batch.mask[..., 0].sum(1).tolist()):
         following = None
         for t in reversed(range(length)):

@@ -19,7 +19,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from loxodon.agents import Agent, NStep, PlainValues, PopArt, RandomSubset, masked_mean
-from loxodon.agents.off_policy import Timesteps, View
+from loxodon.agents.off_policy import Timesteps, Transitions
 from loxodon.data import Batch
 from loxodon.nets import Categorical, FFTrajEncoder, FFTstepEncoder
 
@@ -146,14 +146,14 @@ def test_targets_statistics_and_losses_are_those_of_the_reference(path: Path, ca
         dones=known["dones"],
         mask=mask,
     )
-    view = View(batch, Timesteps(state, {}), Timesteps(following, {}), mask)
+    transitions = Transitions(batch, Timesteps(state, {}), Timesteps(following, {}), mask)
 
     def same(found: Tensor, expected: Tensor) -> None:
         real = mask.view(*mask.shape, *[1] * (expected.dim() - mask.dim()))
         close(found.where(real, 0.0), expected.where(real, 0.0))
 
-    same(agent.policy_targets(view, target_policy), known["td_target"][:, :, 0])
-    losses = agent.losses(view, with_metrics=False)
+    same(agent.policy_targets(transitions, target_policy), known["td_target"][:, :, 0])
+    losses = agent.losses(transitions, with_metrics=False)
     same(losses.critic, known["critic_loss"])
     same(losses.actor, known["actor_loss"])
     actor = masked_mean(losses.actor, mask[..., None])

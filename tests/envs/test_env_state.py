@@ -18,7 +18,8 @@ from loxodon.envs import (
     TMazePassive,
 )
 from loxodon.envs.env_state import get_state, set_state, state_problem
-from loxodon.envs.vector.make import SyncVectorEnv, make_vector_env
+from loxodon.envs.vector.make import make_vector_env
+from loxodon.envs.vector.sync import SyncVectorEnv
 
 MAKERS: dict[str, Callable[[], gym.Env[Any, Any]]] = {
     "tmaze": lambda: TMazePassive(horizon=6),

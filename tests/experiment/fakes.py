@@ -153,9 +153,10 @@ class Predicting(Agent):
         super().__init__(*args, **settings)
         self.predictor = torch.nn.Linear(self.state_dim, 2)
 
-    def losses(self, view: Any, with_metrics: bool) -> LossTerms:
-        terms, predicted = super().losses(view, with_metrics), self.predictor(view.here.state)
-        error = (predicted - view.following.obs["observation"]).square()
+    def losses(self, transitions: Any, with_metrics: bool) -> LossTerms:
+        terms = super().losses(transitions, with_metrics)
+        predicted = self.predictor(transitions.current.state)
+        error = (predicted - transitions.following.obs["observation"]).square()
         return dataclasses.replace(terms, extra={"next_obs": error, "size": predicted.square().sum(-1)})
 
 

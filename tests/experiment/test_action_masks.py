@@ -14,7 +14,7 @@ from gymnasium import spaces
 from loxodon.agents import Agent, DQNAgent, PPOAgent
 from loxodon.envs import EnvSpec, EpsilonGreedy, make_vector_env
 from loxodon.experiment import Collector
-from loxodon.experiment.collect import Group
+from loxodon.experiment.collect import RolloutGroup
 from loxodon.nets import FFTrajEncoder, FFTstepEncoder
 
 from .test_collector import RecordingSink
@@ -68,7 +68,7 @@ def test_no_action_is_taken_that_the_observation_rules_out(kind: Any, is_single:
         EpsilonGreedy(action_space, 8, 0, eps_start=1.0, eps_end=0.0, steps_anneal=60),
         RecordingSink(),
     )
-    collector = Collector([Group(envs, noise, [sink])], agent, torch.device("cpu"), True)
+    collector = Collector([RolloutGroup(envs, noise, [sink])], agent, torch.device("cpu"), True)
     collector.restart(seed=0)
     collector.collect(80)
     assert len(sink.added) == 80

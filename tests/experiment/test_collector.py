@@ -14,7 +14,7 @@ from gymnasium import spaces
 from loxodon.data import Sink, TrajectoryWriter, WritingClock, load_trajectory
 from loxodon.envs import EnvSpec, EpsilonGreedy, make_vector_env
 from loxodon.experiment import Collector
-from loxodon.experiment.collect import Group
+from loxodon.experiment.collect import RolloutGroup
 
 from .fakes import CountingEnv, TinyAgent
 
@@ -55,7 +55,9 @@ def make_collector(
         envs: Any = make_vector_env(specs, "sync")
         if len(lengths) > 1:
             envs = TwoPartEnvs("ab"[i], envs, [] if calls is None else calls)
-        group = Group(envs, EpsilonGreedy(spaces.Discrete(3), len(part), i), list(sinks if i == 0 else ()))
+        group = RolloutGroup(
+            envs, EpsilonGreedy(spaces.Discrete(3), len(part), i), list(sinks if i == 0 else ())
+        )
         if folder is not None:
             writer = TrajectoryWriter(folder, len(part), save_as="npz", seed=i, clock=clock)
             group.sinks = [*group.sinks, writer]
@@ -233,7 +235,7 @@ def test_rows_that_are_no_timestep_are_not_stored_counted_or_remembered(tmp_path
     torch.manual_seed(0)
     agent: Any = TinyAgent(obs_space, envs.single_action_space, None, None, 8)
     noise = EpsilonGreedy(envs.single_action_space, 2, 0)
-    collector = Collector([Group(envs, noise, [TrajectoryWriter(tmp_path, 2)])], agent, CPU, True)
+    collector = Collector([RolloutGroup(envs, noise, [TrajectoryWriter(tmp_path, 2)])], agent, CPU, True)
     assert collector.collect(12) == 24 - 3
     assert collector.histories.returns.lengths == {f"late{i}": [3] for i in range(3)}
     assert collector.histories.returns.returns == {f"late{i}": [3.0] for i in range(3)}

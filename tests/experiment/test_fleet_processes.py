@@ -18,7 +18,7 @@ import pytest
 
 from loxodon.data import check_file
 from loxodon.experiment.checkpoint.store import CheckpointManager
-from loxodon.experiment.fleet import Beat, read_heartbeats
+from loxodon.experiment.fleet import Heartbeat, read_heartbeats
 from loxodon.tools import status
 from loxodon.tools.run import main
 from loxodon.tools.status import overview
@@ -36,12 +36,12 @@ PACED: dict[str, Any] = {
 }
 
 
-def last_beat(run_dir: Path, role: str) -> Beat | None:
+def last_beat(run_dir: Path, role: str) -> Heartbeat | None:
     found = [beat for beat in read_heartbeats(run_dir) if beat.role == role]
     return found[-1] if found else None
 
 
-def known_beat(run_dir: Path, role: str) -> Beat:
+def known_beat(run_dir: Path, role: str) -> Heartbeat:
     found = last_beat(run_dir, role)
     assert found is not None
     return found

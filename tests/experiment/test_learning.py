@@ -17,7 +17,7 @@ from loxodon.agents import Agent
 from loxodon.data import load_trajectory
 from loxodon.envs import EnvSpec, EpsilonGreedy, make_vector_env
 from loxodon.experiment import Collector, Experiment, load_policy
-from loxodon.experiment.collect import Group
+from loxodon.experiment.collect import RolloutGroup
 from loxodon.experiment.config import load_config
 from loxodon.nets import FFTrajEncoder, FFTstepEncoder
 
@@ -69,7 +69,7 @@ def test_rl2s_hold_the_one_hots_of_all_factors() -> None:
     torch.manual_seed(0)
     agent = Agent(envs.single_observation_space, envs.single_action_space, FFTstepEncoder, FFTrajEncoder, 8)  # type: ignore[arg-type]
     noise, sink = EpsilonGreedy(envs.single_action_space, 3, 0), RecordingSink()  # type: ignore[arg-type]
-    collector = Collector([Group(envs, noise, [sink])], agent, torch.device("cpu"), True)
+    collector = Collector([RolloutGroup(envs, noise, [sink])], agent, torch.device("cpu"), True)
     collector.restart(seed=0)
     collector.collect(7)
     seen = np.concatenate([step["actions"] for step in sink.added])

@@ -64,7 +64,7 @@ def test_a_run_with_retrace_knows_how_likely_its_actions_were(tmp_path: Path, sa
     batch: Any = next(iter(experiment.loader.epoch(0, 1)))
     agent: Any = experiment.policy
     with torch.no_grad():
-        policy = agent.policies(agent.actor, agent.view(batch).here)
+        policy = agent.policies(agent.actor, agent.transitions(batch).current)
     acting = policy.probs[:, :, -1]
     chances = acting if sample else torch.nn.functional.one_hot(acting.argmax(-1), 3).float()
     taken = (0.7 * (chances * batch.actions).sum(-1, keepdim=True) + 0.3 / 3).log()

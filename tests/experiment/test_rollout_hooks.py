@@ -18,7 +18,7 @@ from loxodon.agents import Agent, PPOAgent
 from loxodon.data import load_trajectory
 from loxodon.envs import EnvSpec, make_vector_env
 from loxodon.experiment import Collector, load_policy
-from loxodon.experiment.collect import Group
+from loxodon.experiment.collect import RolloutGroup
 from loxodon.nets import FFTrajEncoder, FFTstepEncoder
 
 from .fakes import CountingEnv, TinyAgent, make_experiment, metrics, run
@@ -55,7 +55,7 @@ def test_an_agent_ends_episodes_and_their_environments_begin_new_ones(mode: str)
     specs = [recipe or EnvSpec(CountingEnv, {"length": LENGTH})] * (1 if recipe else 2)
     envs, sink = make_vector_env(specs, mode), RecordingSink()
     agent: Any = Impatient(envs.single_observation_space, envs.single_action_space, None, None, 8)
-    collector = Collector([Group(envs, sinks=[sink])], agent, torch.device("cpu"), True)
+    collector = Collector([RolloutGroup(envs, sinks=[sink])], agent, torch.device("cpu"), True)
     collector.restart(seed=3)
     collector.collect(6)
     envs.close()
@@ -79,7 +79,7 @@ def test_evaluations_play_episodes_to_their_end(stores: bool) -> None:
 def test_an_environment_that_resets_itself_cannot_be_reset_for_an_agent() -> None:
     envs = make_vector_env([EnvSpec(counting_vector, {"mode": "NEXT_STEP"})], "already_vectorized")
     agent: Any = Impatient(envs.single_observation_space, envs.single_action_space, None, None, 8)
-    collector = Collector([Group(envs, sinks=[RecordingSink()])], agent, torch.device("cpu"), True)
+    collector = Collector([RolloutGroup(envs, sinks=[RecordingSink()])], agent, torch.device("cpu"), True)
     collector.restart(seed=3)
     with pytest.raises(NotImplementedError, match=r"agent ended episodes.*NextStep.*Fix:.*DISABLED"):
         collector.collect(6)
@@ -241,7 +241,7 @@ def test_an_agent_combines_the_terms_of_rewards(tmp_path: Path) -> None:
     envs, sink = make_vector_env([EnvSpec(Payer, {"length": 4})] * 2, "sync"), RecordingSink()
     agent: Any = Frugal(envs.single_observation_space, envs.single_action_space, None, None, 8)
     shaped = {"shape_rewards": lambda rewards: rewards / 2}
-    collector = Collector([Group(envs, sinks=[sink])], agent, torch.device("cpu"), True, **shaped)
+    collector = Collector([RolloutGroup(envs, sinks=[sink])], agent, torch.device("cpu"), True, **shaped)
     collector.restart(seed=0)
     collector.collect(4)
     for i, step in enumerate(sink.added):
@@ -278,7 +278,7 @@ def test_the_documented_agents_do_what_the_page_says() -> None:
         own = {"term_weights": {"energy": 0.5}} if name == "WeighingAgent" else {}
         agent = names[name](envs.single_observation_space, envs.single_action_space, *given, **own)
         sink = found[name] = RecordingSink()
-        group = Group(envs, sinks=[sink])
+        group = RolloutGroup(envs, sinks=[sink])
         collector = Collector([group], agent, torch.device("cpu"), True)
         collector.restart(seed=0)
         collector.collect(40)

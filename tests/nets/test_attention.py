@@ -10,7 +10,7 @@ from loxodon.nets import attention
 from loxodon.nets.attention import RingSight, SequenceSight, attend, prepared, sdpa
 from loxodon.nets.head_kinds import COUNT_SCALE, COUNT_SHARE, KINDS, Heads
 from loxodon.nets.mlp import RMSNorm
-from loxodon.nets.positions import HeadPositions, Places, rotate
+from loxodon.nets.positions import HeadPositions, PositionFeatures, rotate
 
 from ..rounding import assert_equal_but_for_rounding
 
@@ -18,11 +18,11 @@ B, L, H, E, FIXED = 3, 7, 4, 6, 1
 NUM_OPS = 1_000  # sums over heads and timesteps
 
 
-def positions() -> Places:
+def positions() -> PositionFeatures:
     times = torch.arange(L)[:, None] + torch.tensor([[[0]], [[5]], [[90]]])
     kinds = Heads.named(["fixed", "rotary", "rotary", "content"], H, setting="heads")
-    places: Places = HeadPositions(H * E, kinds, L)(times, torch.float32)
-    return places
+    features: PositionFeatures = HeadPositions(H * E, kinds, L)(times, torch.float32)
+    return features
 
 
 def with_gradients(outputs: tuple[Tensor, ...], inputs: list[Tensor]) -> list[Tensor]:
@@ -33,31 +33,31 @@ def with_gradients(outputs: tuple[Tensor, ...], inputs: list[Tensor]) -> list[Te
 @pytest.mark.parametrize("has_graph", [True, False])
 def test_queries_and_keys_are_normed_and_turned_as_by_autograd(has_graph: bool) -> None:
     qkv, gains = torch.randn(B, L, 3, H, E, requires_grad=True), torch.randn(2, E, requires_grad=True)
-    added, places = torch.randn(B, L, 2, FIXED, E, requires_grad=True), positions()
+    added, features = torch.randn(B, L, 2, FIXED, E, requires_grad=True), positions()
     inputs = [qkv, added, gains]
     both = qkv[:, :, :2] + torch.nn.functional.pad(added, (0, 0, 0, H - FIXED))
     normed = both * (both.square().mean(-1, keepdim=True) + RMSNorm.EPS).rsqrt() * gains[:, None]
-    turned = rotate(normed, places.cos, places.sin)
+    turned = rotate(normed, features.cos, features.sin)
     if not has_graph:
         with torch.no_grad():
-            found, _ = prepared(qkv.clone(), added, gains, RMSNorm.EPS, places)
+            found, _ = prepared(qkv.clone(), added, gains, RMSNorm.EPS, features)
         assert_equal_but_for_rounding(found, turned.detach(), num_ops=NUM_OPS)
         return
     expected = with_gradients((turned, qkv[:, :, 2]), inputs)
-    ours = with_gradients(prepared(qkv, added, gains, RMSNorm.EPS, places), inputs)
+    ours = with_gradients(prepared(qkv, added, gains, RMSNorm.EPS, features), inputs)
     for one, other in zip(ours, expected, strict=True):
         assert_equal_but_for_rounding(one, other, num_ops=NUM_OPS)
 
 
 def test_rotation_turns_pairs_of_features_by_time() -> None:
     """As complex numbers; the first and the last head are not turned."""
-    x, places = torch.randn(B, L, 2, H, E), positions()
+    x, features = torch.randn(B, L, 2, H, E), positions()
     pairs = torch.complex(*x.chunk(2, dim=-1))
     times = torch.arange(L) + torch.tensor([[0], [5], [90]])
     angles = times[..., None] * 10_000.0 ** -(torch.arange(3) / 3)
     turned = pairs * torch.polar(torch.ones_like(angles), angles)[:, :, None, None]
     turned[..., [0, -1], :] = pairs[..., [0, -1], :]
-    found = rotate(x, places.cos, places.sin)
+    found = rotate(x, features.cos, features.sin)
     torch.testing.assert_close(found, torch.cat([turned.real, turned.imag], dim=-1), rtol=0, atol=1e-5)
 
 
@@ -137,7 +137,7 @@ def test_heads_of_all_kinds_read_what_their_equations_say(
 
 
 def test_the_present_reads_a_ring_of_keys_as_a_sequence() -> None:
-    """Three envs: of one timestep, of some, and of more than the ring has places for."""
+    """Three envs: of one timestep, of some, and of more than the ring has slots for."""
     window, ages = 5, torch.tensor([0, 2, 12])
     heads = Heads.named([*KINDS, "alibi", "counting"], 8, setting="heads")
     q, k, v = torch.randn(3, 8, 1, E), torch.randn(3, 8, window, E), torch.randn(3, 8, window, E)

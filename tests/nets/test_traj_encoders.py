@@ -368,7 +368,7 @@ def test_query_gain_sharpens_attention_at_the_start() -> None:
 def test_keys_of_fixed_heads_tell_places_apart_at_the_start() -> None:
     torch.manual_seed(0)
     encoder = TransformerTrajEncoder(DIM, 100, n_layers=1, **recommended(8))
-    places = encoder.places(torch.arange(100).view(1, -1, 1), torch.float32)
+    places = encoder.head_positions(torch.arange(100).view(1, -1, 1), torch.float32)
     keys = encoder.layers[0].queries_keys_values(torch.randn(4, 100, 128), places)[1][:, :2]
     same_place = torch.cosine_similarity(keys[:1], keys[1:], dim=-1).mean()
     half_a_window_apart = torch.cosine_similarity(keys[..., :50, :], keys[..., 50:, :], dim=-1).mean()
@@ -382,7 +382,7 @@ def test_content_heads_look_for_what_is_like_the_present_at_the_start_wherever_i
     x = torch.randn(1, 100, 128)
     x[:, 99] = x[:, 17] + 0.3 * torch.randn(128)  # what was seen before, and is again
     queries, keys, _ = encoder.layers[0].queries_keys_values(
-        x, encoder.places(torch.arange(100).view(1, -1, 1), torch.float32)
+        x, encoder.head_positions(torch.arange(100).view(1, -1, 1), torch.float32)
     )
     found = torch.cosine_similarity(queries[:, :, 99:], keys[:, :, :99], dim=-1)[0]
     assert found[6:].argmax(-1).tolist() == [17, 17]
@@ -395,7 +395,7 @@ def test_one_head_tells_how_often_the_present_was_seen_before() -> None:
     encoder = TransformerTrajEncoder(DIM, 100, n_layers=1, **recommended(8))
     same = torch.randn(1, 1, 128).expand(1, 9, 128)
     layer = encoder.layers[0]
-    projected = layer.queries_keys_values(same, encoder.places(torch.zeros(1, 9, 1), torch.float32))
+    projected = layer.queries_keys_values(same, encoder.head_positions(torch.zeros(1, 9, 1), torch.float32))
     found = attend(*projected, SequenceSight(same, 101), layer.heads, layer.match, kernel=sdpa)
     sizes = found[0].norm(dim=-1)  # (H, L)
     growth = sizes[:, 8] / sizes[:, 2]

@@ -20,8 +20,8 @@ from loxodon.envs import EnvSpec, TMazePassive
 from loxodon.experiment import Experiment
 from loxodon.experiment.collect import StageTimer
 from loxodon.tools.arguments import program_name
-from loxodon.tools.run import closing_words, main
-from loxodon.tools.run import words_on_test as report
+from loxodon.tools.run import closing_summary, main
+from loxodon.tools.run import summary_of_test_run as report
 
 from ..experiment.fakes import TINY, CountingEnv, make_experiment, metrics, run
 
@@ -217,7 +217,7 @@ def test_closing_words_name_commands_that_differ_from_this_one() -> None:
     ends: dict[str, Any] = {"epochs": 10, "stop_at_val_return": 0.9, "max_env_steps": None}
     exp = SimpleNamespace(**names, **ends, seed=3, run_seed=3, is_finished=True)
     words = shlex.split("--config a --seed 3 --run-name=a-seed3 --resume 'Experiment.epochs = 10' 'B.c=d e'")
-    lines = closing_words(exp, {"val/success": 1.0, "val/return": 0.5}, words, "a.py").splitlines()
+    lines = closing_summary(exp, {"val/success": 1.0, "val/return": 0.5}, words, "a.py").splitlines()
     assert lines[:3] == [
         "final success rate  1.000",
         "final mean return   0.500",

@@ -18,7 +18,7 @@ from ..arguments import parse_report
 from ..metrics import describe
 from . import page
 from .estimates import improvement, iqm, mean, mean_curve, with_interval
-from .runs import Group, Run, grouped, read_runs
+from .runs import Run, RunGroup, grouped, read_runs
 
 _MOST_LINES = 8  # in a figure
 _BAND = (
@@ -36,7 +36,7 @@ class Report:
     metric: runs are compared by its last value. sign: -1 where less is better.
     """
 
-    groups: Sequence[Group]
+    groups: Sequence[RunGroup]
     gallery: page.Gallery
     metric: str
     sign: int = 1
@@ -53,7 +53,7 @@ class Report:
 
     # ---- a task ----
 
-    def _task(self, task: str, groups: Sequence[Group]) -> str:
+    def _task(self, task: str, groups: Sequence[RunGroup]) -> str:
         ranked = sorted((one for one in groups if len(one.scores(self.metric))), key=self._rank)
         shown = ranked[:_MOST_LINES] or groups[:_MOST_LINES]
         shown = [group for group in groups if group in shown]
@@ -82,10 +82,10 @@ class Report:
             ]
         )
 
-    def _rank(self, group: Group) -> float:
+    def _rank(self, group: RunGroup) -> float:
         return -self.sign * float(iqm(group.scores(self.metric)))
 
-    def _curve(self, task: str, groups: Sequence[Group], metric: str, axis: str) -> str:
+    def _curve(self, task: str, groups: Sequence[RunGroup], metric: str, axis: str) -> str:
         lines = {}
         for group in groups:
             if curves := group.curves(metric, axis):
@@ -97,7 +97,7 @@ class Report:
         caption = f"{metric} over {AXES[axis]}{about and f': {about}'}."
         return self.gallery.figure(panel, f"{task} {metric} {axis}", caption)
 
-    def _attempts(self, task: str, groups: Sequence[Group]) -> str:
+    def _attempts(self, task: str, groups: Sequence[RunGroup]) -> str:
         lines = {}
         for group in groups:
             if found := [run.attempts() for run in group.runs if len(run.attempts())]:
@@ -107,7 +107,7 @@ class Report:
         caption = "Mean return of each attempt of a trial in the last evaluation; 95 % intervals over runs."
         return self.gallery.figure(panel, f"{task} attempts", caption)
 
-    def _ablation(self, task: str, groups: Sequence[Group], env: str) -> str:
+    def _ablation(self, task: str, groups: Sequence[RunGroup], env: str) -> str:
         found = {group.name: [one for run in group.runs if (one := run.ablation(env))] for group in groups}
         contexts = sorted(
             {context for runs in found.values() for run in runs for context in run},
@@ -129,7 +129,7 @@ class Report:
         )
         return self.gallery.figure(panel, f"{task} context {env}", caption)
 
-    def _scores(self, groups: Sequence[Group]) -> str:
+    def _scores(self, groups: Sequence[RunGroup]) -> str:
         rows = []
         for group in groups:
             scores = group.scores(self.metric)
@@ -153,7 +153,7 @@ class Report:
         )
         return page.table(about, header, rows)
 
-    def _comparison(self, groups: Sequence[Group]) -> str:
+    def _comparison(self, groups: Sequence[RunGroup]) -> str:
         groups = [group for group in groups if len(group.scores(self.metric)) > 1]
         scores = [self.sign * group.scores(self.metric) for group in groups]
         rows = [
@@ -172,7 +172,7 @@ class Report:
         )
         return page.table(about, ("", *(group.name for group in groups)), rows if len(groups) > 1 else [])
 
-    def _evaluations(self, groups: Sequence[Group]) -> str:
+    def _evaluations(self, groups: Sequence[RunGroup]) -> str:
         found: dict[tuple[object, ...], list[np.ndarray]] = {}
         for group in groups:
             for one in (one for run in group.runs for results in run.evaluations for one in results):
@@ -186,7 +186,7 @@ class Report:
         header = ("group", "env", "task", "policy", "context", "evaluations", "episodes", "return [95 %]")
         return page.table("Evaluations of stored policies; intervals over evaluations.", header, rows)
 
-    def _settings(self, groups: Sequence[Group]) -> str:
+    def _settings(self, groups: Sequence[RunGroup]) -> str:
         found = {
             name: [
                 " | ".join(sorted({run.settings.get(name, "-") for run in group.runs})) for group in groups
@@ -259,7 +259,7 @@ class Report:
         )
 
 
-def _evaluated_in(groups: Sequence[Group]) -> list[str]:
+def _evaluated_in(groups: Sequence[RunGroup]) -> list[str]:
     results = (one for group in groups for run in group.runs for found in run.evaluations for one in found)
     return sorted({one.env for one in results})
 
@@ -281,7 +281,7 @@ def _count(number: float) -> str:
     return "-" if np.isnan(number) else f"{number:,.0f}"
 
 
-def _typical(group: Group, figure: str) -> str:
+def _typical(group: RunGroup, figure: str) -> str:
     values = [point["value"] for run in group.runs for point in run.curves.get(figure, ())]
     return f"{np.median(values):.4g}" if values else "-"
 

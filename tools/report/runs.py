@@ -109,7 +109,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """Runs that repeat one another. style: number of its colour and dash in every figure."""
 
     name: str
@@ -278,19 +278,19 @@ def _tried(read: Callable[[str], Found], folder: Path, path: Path, notes: list[s
         return None
 
 
-def grouped(runs: Sequence[Run], prefixes: Sequence[str]) -> list[Group]:
+def grouped(runs: Sequence[Run], prefixes: Sequence[str]) -> list[RunGroup]:
     """Groups: runs whose names begin alike, by `prefixes`; of the others those that differ in their seed."""
     found: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         prefix = max((p for p in prefixes if run.name.startswith(p)), key=len, default="")
         identity = prefix or str(run.versions.get("config_hash", _stem(run.name)))
         found.setdefault((identity, run.task), []).append(run)
-    groups: dict[str, Group] = {}
+    groups: dict[str, RunGroup] = {}
     for (identity, _), members in found.items():
         name = base = identity if identity in prefixes else _common_name([run.name for run in members])
         for number in range(2, len(found) + 1):
             name = name if name not in groups else f"{base} ({number})"
-        groups[name] = Group(name, members)
+        groups[name] = RunGroup(name, members)
     return list(groups.values())
 
 

@@ -22,7 +22,7 @@ import pytest
 from loxodon.experiment import Experiment
 from loxodon.experiment.config import load_config
 from loxodon.experiment.config.registry import cleared_config
-from loxodon.experiment.fleet.actors import Crew, actor_environment, local_pool
+from loxodon.experiment.fleet.actors import ActorSpec, actor_environment, local_pool
 from loxodon.experiment.fleet.launchers import ray_pool
 from loxodon.tools.run import main
 
@@ -67,7 +67,7 @@ def test_the_config_shows_where_the_mode_comes_from_and_is_checked_as_usual(
 def test_an_actor_gets_the_words_of_its_learner() -> None:
     words = shlex.split("--config a.gin A.b=1 --actors=4 --resume --seed 3 --mode learn --run-name x")
     words += ["Experiment.val_interval=5", "Experiment.mode=learn"]
-    made = Crew(words, 2).words()
+    made = ActorSpec(words, 2).words()
     assert made == [
         *shlex.split("--config a.gin A.b=1 --seed 3 --run-name x --mode collect"),
         "Experiment.val_interval=None",
@@ -100,12 +100,12 @@ def test_a_preset_learns_at_the_same_pace_with_actors(
 
 
 def test_threads_and_workers_of_actors_can_be_chosen() -> None:
-    assert "Experiment.torch_threads=1" not in Crew(["Experiment.torch_threads=3"], 1).words()
-    assert "AsyncVectorEnv.num_workers=1" in Crew([], 10_000).words(num_per_machine=10_000)
-    assert not any("num_workers" in word for word in Crew([], 10_000).words())
+    assert "Experiment.torch_threads=1" not in ActorSpec(["Experiment.torch_threads=3"], 1).words()
+    assert "AsyncVectorEnv.num_workers=1" in ActorSpec([], 10_000).words(num_per_machine=10_000)
+    assert not any("num_workers" in word for word in ActorSpec([], 10_000).words())
     with cleared_config():
         gin.bind_parameter("AsyncVectorEnv.num_workers", 4)
-        assert not any("num_workers" in word for word in Crew([], 10_000).words(num_per_machine=10_000))
+        assert not any("num_workers" in word for word in ActorSpec([], 10_000).words(num_per_machine=10_000))
 
 
 def test_actors_do_not_take_themselves_for_ranks_of_the_learner() -> None:
@@ -124,11 +124,11 @@ def test_actors_see_no_gpu_unless_they_are_asked_to_use_it(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "false")
     ctx: Any = SimpleNamespace(run_dir=tmp_path, console=mock.Mock(), stop=mock.Mock(), progress=mock.Mock())
-    crew = Crew(["--device", "cuda", "--actor-device", device], 1, device=device)
-    by_ray = ray_pool(ctx, crew, address="local", num_cpus=1.0, num_gpus=float(device == "cuda"))
+    spec = ActorSpec(["--device", "cuda", "--actor-device", device], 1, device=device)
+    by_ray = ray_pool(ctx, spec, address="local", num_cpus=1.0, num_gpus=float(device == "cuda"))
     (*_, settings) = by_ray.command
     on_ray = json.loads(settings)["environment"]
-    here = local_pool(ctx, crew, program=["loxodon"])
+    here = local_pool(ctx, spec, program=["loxodon"])
     hidden = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
     if device == "cpu":
         assert hidden.items() <= here.environment.items()
@@ -144,10 +144,12 @@ def test_actors_see_no_gpu_unless_they_are_asked_to_use_it(
 def test_actors_on_the_cpu_have_no_precision_of_gpus() -> None:
     with cleared_config():
         gin.bind_parameter("Experiment.mixed_precision", "fp16")
-        assert "Experiment.mixed_precision='no'" in Crew(["Experiment.mixed_precision='fp16'"], 1).words()
-        assert "Experiment.mixed_precision='no'" not in Crew([], 1, device="cuda").words()
+        assert (
+            "Experiment.mixed_precision='no'" in ActorSpec(["Experiment.mixed_precision='fp16'"], 1).words()
+        )
+        assert "Experiment.mixed_precision='no'" not in ActorSpec([], 1, device="cuda").words()
         gin.bind_parameter("Experiment.mixed_precision", "bf16")
-        assert "Experiment.mixed_precision='no'" not in Crew([], 1).words()
+        assert "Experiment.mixed_precision='no'" not in ActorSpec([], 1).words()
 
 
 # ---- real processes ----

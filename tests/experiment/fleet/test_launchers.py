@@ -17,8 +17,8 @@ from unittest import mock
 
 import pytest
 
-from loxodon.experiment.fleet.folder import EXPECTED, mark
-from loxodon.experiment.fleet.launchers import Job, finished_learners, require
+from loxodon.experiment.fleet.launchers import SlurmJob, finished_learners, import_extra
+from loxodon.experiment.fleet.shared_folder import TOKEN_VARIABLE, write_token
 from loxodon.tools import launch
 from loxodon.tools.run import main
 
@@ -82,20 +82,22 @@ def test_what_is_asked_of_slurm(
     executor.batch.assert_called_once()  # one array
     assert actor.environment["CUDA_VISIBLE_DEVICES"] == ""
     assert "CUDA_VISIBLE_DEVICES" not in learner.environment
-    assert actor.environment[EXPECTED] == learner.environment[EXPECTED] == mark(tiny.run_dir)
+    assert (
+        actor.environment[TOKEN_VARIABLE] == learner.environment[TOKEN_VARIABLE] == write_token(tiny.run_dir)
+    )
 
 
 @pytest.mark.skipif(not has("submitit"), reason="needs submitit")
 def test_a_job_that_is_queued_again_resumes_what_there_is(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    learner = Job(main, ["--actors", "1"], run_dir, tmp_path)
+    learner = SlurmJob(main, ["--actors", "1"], run_dir, tmp_path)
     assert learner.checkpoint().function.words == ["--actors", "1"]
     folder = run_dir / "ckpts" / "training_states" / "run_epoch_3"
     folder.mkdir(parents=True)
     (folder / "COMPLETE").touch()
     again = learner.checkpoint().function
     assert again.words == again.checkpoint().function.words == ["--actors", "1", "--resume"]
-    actor = Job(main, ["--mode", "collect"], run_dir, tmp_path)
+    actor = SlurmJob(main, ["--mode", "collect"], run_dir, tmp_path)
     assert actor.checkpoint().function.words == ["--mode", "collect"]
 
 
@@ -118,9 +120,9 @@ def test_slurm_jobs_train(tiny: Any, capfd: pytest.CaptureFixture[str]) -> None:
     log = (results[0].parent / f"{found[1]}_0_log.out").read_text()
     assert "python -m loxodon.tools.launch --backend slurm --config tiny.gin" in log
     # An actor whose turn comes only now has nothing left to do.
-    late = Job(lambda *_, **__: pytest.fail("was run"), ["--mode", "collect"], tiny.run_dir, Path.cwd())
+    late = SlurmJob(lambda *_, **__: pytest.fail("was run"), ["--mode", "collect"], tiny.run_dir, Path.cwd())
     assert late() == 0
-    for_another_run = Job(
+    for_another_run = SlurmJob(
         lambda *_, **__: 7, late.words, late.run_dir, late.folder, finished_learners(late.run_dir)
     )
     assert for_another_run() == 7
@@ -144,9 +146,9 @@ def test_ray_actors_train(tiny: Any, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert max(record["gradient_steps"] for record in tiny.records()) == 16
     assert tiny.actors()
-    keeper = (tiny.run_dir / "logs/actors/ray_pool_0.log").read_text()
-    assert "actor 0 started: process" in keeper
-    assert "usage stats" not in keeper.lower()  # it reports nothing home
+    log = (tiny.run_dir / "logs/actors/ray_pool_0.log").read_text()
+    assert "actor 0 started: process" in log
+    assert "usage stats" not in log.lower()  # it reports nothing home
     assert "--backend ray --ray-address local --config tiny.gin" in done.stdout
 
 
@@ -185,4 +187,4 @@ def test_an_optional_package_that_is_broken_itself_is_not_called_missing(
     (tmp_path / "half_a_package.py").write_text("import nothing_of_this_name")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="nothing_of_this_name"):
-        require("half_a_package", "slurm")
+        import_extra("half_a_package", "slurm")

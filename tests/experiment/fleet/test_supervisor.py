@@ -17,11 +17,11 @@ import pytest
 
 from loxodon.experiment.fleet import supervisor
 from loxodon.experiment.fleet.actors import actor_environment
-from loxodon.experiment.fleet.supervisor import ActorSupervisor, Patience
+from loxodon.experiment.fleet.supervisor import ActorSupervisor, RestartPolicy
 
 from ..processes import wait_for
 
-FAST = Patience(first_wait_s=0.01, longest_wait_s=0.05, num_failures=3, poll_s=0.005, grace_s=5.0)
+FAST = RestartPolicy(min_backoff_s=0.01, max_backoff_s=0.05, max_failures=3, poll_s=0.005, grace_s=5.0)
 FORK = multiprocessing.get_context("fork")
 FOREVER = "import time; print('at work', flush=True); time.sleep(600)"
 
@@ -37,7 +37,7 @@ class Fleet:
             "say": self.lines.append,
             "should_stop": lambda: self.is_stopping,
             "on_failure": lambda: setattr(self, "has_failed", True),
-            "patience": FAST,
+            "restart_policy": FAST,
             **changes,
         }
         command = [sys.executable, "-c", code]
@@ -63,8 +63,10 @@ def is_alive(pid: int) -> bool:
 def test_actors_that_keep_failing_wait_longer_each_time_and_are_given_up_with_the_end_of_their_log(
     tmp_path: Path,
 ) -> None:
-    patience = Patience(first_wait_s=0.01, longest_wait_s=0.03, num_failures=4, poll_s=0.005)
-    fleet = Fleet(tmp_path, "print('the cause'); raise SystemExit(3)", num_actors=2, patience=patience)
+    restart_policy = RestartPolicy(min_backoff_s=0.01, max_backoff_s=0.03, max_failures=4, poll_s=0.005)
+    fleet = Fleet(
+        tmp_path, "print('the cause'); raise SystemExit(3)", num_actors=2, restart_policy=restart_policy
+    )
     with fleet.supervisor:
         wait_for(lambda: fleet.has_failed)
     failure = str(fleet.supervisor.failure)
@@ -153,8 +155,8 @@ def test_an_actor_that_ignores_the_request_is_killed_with_all_it_started(tmp_pat
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
         "print(child.pid, flush=True); time.sleep(600)"
     )
-    patience = Patience(poll_s=0.005, grace_s=0.2)
-    fleet = Fleet(tmp_path, code, patience=patience)
+    restart_policy = RestartPolicy(poll_s=0.005, grace_s=0.2)
+    fleet = Fleet(tmp_path, code, restart_policy=restart_policy)
     log = tmp_path / "actor_0.log"
     with fleet.supervisor:
         wait_for(lambda: log.exists() and len(log.read_text().splitlines()) == 2)
@@ -164,7 +166,7 @@ def test_an_actor_that_ignores_the_request_is_killed_with_all_it_started(tmp_pat
 
 def lead(folder: Path) -> None:
     """What a learner does, with an actor on its leash and a worker that outlives it."""
-    code = f"from {supervisor.__name__} import end_with_parent; end_with_parent(); {FOREVER}"
+    code = f"from {supervisor.__name__} import exit_with_parent; exit_with_parent(); {FOREVER}"
     with Fleet(folder, code, say=(folder / "said").write_text).supervisor:
         FORK.Process(target=time.sleep, args=(600,)).start()
         time.sleep(600)
@@ -188,8 +190,8 @@ def test_actors_end_when_the_learner_is_killed_though_a_forked_worker_of_it_live
 
 
 def test_an_actor_that_lived_long_enough_starts_from_the_first_wait(tmp_path: Path) -> None:
-    patience = Patience(first_wait_s=0.01, num_failures=2, poll_s=0.005, healthy_s=0.0)
-    fleet = Fleet(tmp_path, "raise SystemExit(1)", patience=patience)
+    restart_policy = RestartPolicy(min_backoff_s=0.01, max_failures=2, poll_s=0.005, healthy_s=0.0)
+    fleet = Fleet(tmp_path, "raise SystemExit(1)", restart_policy=restart_policy)
     with fleet.supervisor:
         wait_for(lambda: len(fleet.pids()) >= 4)
     assert set(fleet.waits()) == {"0.01"}

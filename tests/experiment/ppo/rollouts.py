@@ -17,7 +17,7 @@ from loxodon.agents import AdvantageNorm, PPOAgent
 from loxodon.data import Sink
 from loxodon.envs import EnvSpec, make_vector_env
 from loxodon.experiment import Collector, Learner
-from loxodon.experiment.collect import Group
+from loxodon.experiment.collect import RolloutGroup
 from loxodon.experiment.contracts import Progress
 from loxodon.experiment.learn.learner import masked_losses
 from loxodon.experiment.learn.optimizer import make_optimizer
@@ -121,7 +121,7 @@ def make_collector(
         specs = [EnvSpec(RandomLengths, {"is_discrete": is_discrete, **kwargs})] * num_envs
         envs = make_vector_env(specs, "sync")
     agent.eval()
-    return Collector([Group(envs, sinks=[*learner.sinks(envs.num_envs), *sinks])], agent, CPU, True)
+    return Collector([RolloutGroup(envs, sinks=[*learner.sinks(envs.num_envs), *sinks])], agent, CPU, True)
 
 
 class Witness(Sink):

@@ -153,7 +153,7 @@ def test_a_process_with_too_few_sequences_reads_one_without_loss() -> None:
     )
     pieces = learner._pieces(tensors.rollout)
     groups = sequences.shuffled_minibatches(pieces, len(pieces) + 2, np.random.default_rng(0))
-    masks = [tensors.gather(tensors.places(group), {}).mask for group in groups]
+    masks = [tensors.gather(tensors.indices(group), {}).mask for group in groups]
     assert [bool(mask.any()) for mask in masks] == [True] * len(pieces) + [False, False]
     assert sum(int(mask.sum()) for mask in masks) == 8
     with pytest.raises(ValueError, match="The rollout has no step"):

@@ -1,4 +1,4 @@
-"""The process behind several environments of an `AsyncVectorEnv`. Must stay free of heavy imports."""
+"""The main loop of a worker process of `AsyncVectorEnv`, with several environments. No heavy imports here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CLOSE = b"c"
 GRACE_S = 30
 """A worker that was asked to end by SIGTERM lives on for so long, unless its parent ends it before."""
 _GENERATORS = "generators"
-QUIET = b""
+NOTHING_NEW = b""
 """The answer to a step in which no episode ended, no metric came and no text observation changed."""
 
 
@@ -82,7 +82,7 @@ def run_worker(connection: Connection, inherited: Sequence[Connection], job: Wor
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides what it means
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _end_later)
+    signal.signal(signal.SIGTERM, _exit_after_grace)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # an environment with a model: workers share the cores
     for other in inherited:
         other.close()
@@ -98,7 +98,7 @@ def run_worker(connection: Connection, inherited: Sequence[Connection], job: Wor
             group.close()
 
 
-def _end_later(*_: object) -> None:
+def _exit_after_grace(*_: object) -> None:
     """A preempted machine asks all processes to end: the parent, which needs this one, first saves."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(GRACE_S)
@@ -145,8 +145,8 @@ class TextFeed:
         self._columns = columns
         self._sent: list[list[str]] | None = None
 
-    def news(self) -> list[list[str]] | None:
-        """The content of every column, or None if the parent has it already."""
+    def changed(self) -> list[list[str]] | None:
+        """The content of every column; None if nothing has changed since the last call."""
         if not self._columns:
             return None
         texts = [column.tolist() for column in self._columns]
@@ -165,7 +165,7 @@ def _serve(connection: Connection, group: EnvGroup) -> None:
                 answer = _step(group, feed)
             else:
                 doing, argument = pickle.loads(message)
-                answer = _other(group, feed, doing, argument)
+                answer = _handle(group, feed, doing, argument)
         except BaseException as error:  # whatever a user's environment raises must reach the parent
             connection.send(_failure(group.first_row + group.failed_row, doing, error))
             return
@@ -175,22 +175,22 @@ def _serve(connection: Connection, group: EnvGroup) -> None:
 def _step(group: EnvGroup, feed: TextFeed) -> bytes:
     names = group.env_names
     has_ended, metrics = group.step()
-    texts = feed.news()
+    texts = feed.changed()
     if not has_ended and not metrics and texts is None:
-        return QUIET
+        return NOTHING_NEW
     return pickle.dumps((has_ended, metrics, None if group.env_names is names else group.env_names, texts))
 
 
-def _other(group: EnvGroup, feed: TextFeed, command: str, argument: Any) -> bytes:
+def _handle(group: EnvGroup, feed: TextFeed, command: str, argument: Any) -> bytes:
     if command == "reset":
         seeds, options = argument
         if seeds[0] is not None:
             seed_generators(seeds[0])
         metrics = group.reset(seeds, options)
-        return pickle.dumps((False, metrics, group.env_names, feed.news()))
+        return pickle.dumps((False, metrics, group.env_names, feed.changed()))
     if command == "render":
         return pickle.dumps(group.render())
-    answers = group.ask(command, argument)
+    answers = group.query(command, argument)
     if command == "get_state":  # the first environment of a process stands for all that share its generators
         answers[0] = {**answers[0], _GENERATORS: generators_state()}
     elif command == "set_state":

@@ -1,4 +1,4 @@
-"""Whether the processes of a run see one run folder: whoever starts a process hands on a token from there.
+"""Check that all processes of a run see the same run folder: each is started with a token from that folder.
 
 All that processes of a run have in common is a folder. Two machines that do not share a file system, or mount
 it elsewhere, each have a folder of that name, and an actor in the wrong one would collect for nobody.
@@ -16,24 +16,24 @@ from ..config import ConfigError
 from ..process.files import write_text
 from .heartbeat import STATUS_FOLDER
 
-EXPECTED = "LOXODON_RUN_FOLDER"  # environment variable of a process that was started for a run
-PATIENCE_S = 8.0  # until a file that another machine has written is visible here
+TOKEN_VARIABLE = "LOXODON_RUN_FOLDER"  # environment variable of processes that were started for a run
+VISIBLE_WITHIN_S = 8.0  # a file that another machine has written is visible here after this time
 SHARED = "set Experiment.ckpt_base_dir to a folder on a file system that all machines share"
 _TOKEN = "token"
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
-def place_of(folder: Path) -> str:
+def location_of(folder: Path) -> str:
     """`host:/absolute/path`, which shows where a folder is when two machines disagree."""
     return f"{socket.gethostname()}:{folder.expanduser().resolve()}"
 
 
-def mark(run_dir: Path) -> str:
-    """Put a token into the run folder if it has none; returns the value of EXPECTED for its processes."""
+def write_token(run_dir: Path) -> str:
+    """Write a token to the run folder if it has none; returns the value of TOKEN_VARIABLE."""
     if (token := _token_in(run_dir)) is None:
         token = uuid.uuid4().hex
         write_text(run_dir / STATUS_FOLDER / _TOKEN, token)
-    return f"{token} {place_of(run_dir)}"
+    return f"{token} {location_of(run_dir)}"
 
 
 def check_folder(run_dir: Path, expected: str | None) -> None:
@@ -41,27 +41,27 @@ def check_folder(run_dir: Path, expected: str | None) -> None:
 
     Args:
         run_dir: the run's folder as this process finds it.
-        expected: what `mark` returned in the process that started the run; None skips the check.
+        expected: what `write_token` returned in the process that started the run; None skips the check.
 
-    Raises: ConfigError if the token is not there within PATIENCE_S.
+    Raises: ConfigError if the token is not there within VISIBLE_WITHIN_S.
     """
     if expected is None:
         return
     token, _, place = expected.partition(" ")
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + VISIBLE_WITHIN_S
     while (found := _token_in(run_dir)) != token:
         if time.monotonic() > deadline_s:
             has = "is missing" if not run_dir.is_dir() else "holds nothing of this run"
             raise ConfigError(
-                f"This process does not see the folder of its run, which is {place}: {place_of(run_dir)} "
+                f"This process does not see the folder of its run, which is {place}: {location_of(run_dir)} "
                 f"{has if found is None else 'is another folder'}. Fix: {SHARED}."
             )
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
-def expected_here() -> str | None:
-    """The value of EXPECTED in this process; None in one that was started by hand."""
-    return os.environ.get(EXPECTED)
+def expected_token() -> str | None:
+    """The value of TOKEN_VARIABLE in this process; None in one that was started by hand."""
+    return os.environ.get(TOKEN_VARIABLE)
 
 
 def _token_in(run_dir: Path) -> str | None:

@@ -21,7 +21,7 @@ from ...envs.gin_values import is_importable
 _DEEPEST = 100  # partial of a partial
 
 
-def written(thing: Any) -> Any:
+def to_json(thing: Any) -> Any:
     """The JSON value. Raises: TypeError for what has none, naming it."""
     if thing is None or isinstance(thing, bool | int | float | str):
         return thing
@@ -41,17 +41,17 @@ def written(thing: Any) -> Any:
 def _of_dict(values: dict[Any, Any]) -> dict[str, Any]:
     if wrong := [key for key in values if not isinstance(key, str)]:
         raise TypeError(f"a dict has the key {wrong[0]!r}, which is not a string. Fix: use strings as keys.")
-    return {"dict": {key: written(value) for key, value in values.items()}}
+    return {"dict": {key: to_json(value) for key, value in values.items()}}
 
 
 def _call(function: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    values = {key: written(value) for key, value in kwargs.items()}
-    return {"call": written(function), "args": [written(one) for one in args], "kwargs": values}
+    values = {key: to_json(value) for key, value in kwargs.items()}
+    return {"call": to_json(function), "args": [to_json(one) for one in args], "kwargs": values}
 
 
 _WRITERS: dict[type, Callable[[Any], Any]] = {
-    list: lambda thing: [written(one) for one in thing],
-    tuple: lambda thing: {"tuple": [written(one) for one in thing]},
+    list: lambda thing: [to_json(one) for one in thing],
+    tuple: lambda thing: {"tuple": [to_json(one) for one in thing]},
     dict: _of_dict,
     functools.partial: lambda thing: _call(thing.func, *thing.args, **thing.keywords),
     EnvSpec: lambda spec: {**_call(EnvSpec, **vars(spec)), "now": True},
@@ -59,7 +59,7 @@ _WRITERS: dict[type, Callable[[Any], Any]] = {
 }
 
 
-def read(value: Any, find: Callable[[str], Any], *, calls: bool = False) -> Any:
+def from_json(value: Any, find: Callable[[str], Any], *, calls: bool = False) -> Any:
     """What `written` was given.
 
     Args:
@@ -70,22 +70,22 @@ def read(value: Any, find: Callable[[str], Any], *, calls: bool = False) -> Any:
     Raises: ValueError for anything else, and what `find` raises.
     """
     if isinstance(value, list):
-        return [read(one, find, calls=calls) for one in value]
+        return [from_json(one, find, calls=calls) for one in value]
     if not isinstance(value, dict):
         return value
     if isinstance(value.get("tuple"), list):
-        return tuple(read(value["tuple"], find, calls=calls))
+        return tuple(from_json(value["tuple"], find, calls=calls))
     if isinstance(value.get("dict"), dict):
-        return {key: read(one, find, calls=calls) for key, one in value["dict"].items()}
+        return {key: from_json(one, find, calls=calls) for key, one in value["dict"].items()}
     if isinstance(value.get("name"), str):
         return find(value["name"])
     args, kwargs = value.get("args"), value.get("kwargs")
     may_call = "call" in value and (calls or "now" not in value)
     if may_call and isinstance(args, list) and isinstance(kwargs, dict):
-        function = read(value["call"], find, calls=calls)
+        function = from_json(value["call"], find, calls=calls)
         if callable(function):
-            values = {key: read(one, find, calls=calls) for key, one in kwargs.items()}
-            made = functools.partial(function, *read(args, find, calls=calls), **values)
+            values = {key: from_json(one, find, calls=calls) for key, one in kwargs.items()}
+            made = functools.partial(function, *from_json(args, find, calls=calls), **values)
             return made() if "now" in value else made
     raise ValueError(f"{str(value)[:200]} is not a value that Loxodon writes. Fix: use a file that it wrote.")
 

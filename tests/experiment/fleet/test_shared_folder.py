@@ -12,25 +12,25 @@ from typing import Any
 import pytest
 
 from loxodon.experiment.config import ConfigError
-from loxodon.experiment.fleet import folder, launchers
-from loxodon.experiment.fleet.folder import EXPECTED, check_folder, mark
+from loxodon.experiment.fleet import launchers, shared_folder
+from loxodon.experiment.fleet.shared_folder import TOKEN_VARIABLE, check_folder, write_token
 from loxodon.tools.run import main
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "PATIENCE_S", 0.3)
-    monkeypatch.setattr(folder, "_LOOK_S", 0.01)
+    monkeypatch.setattr(shared_folder, "VISIBLE_WITHIN_S", 0.3)
+    monkeypatch.setattr(shared_folder, "_POLL_S", 0.01)
 
 
 def test_a_process_in_another_folder_says_which_both_see(tmp_path: Path) -> None:
     ours, copy = tmp_path / "ours", tmp_path / "copy"
-    expected, host = mark(ours), socket.gethostname()
-    assert mark(ours) == expected  # for each process that is started
+    expected, host = write_token(ours), socket.gethostname()
+    assert write_token(ours) == expected  # for each process that is started
     check_folder(ours, expected)
     check_folder(tmp_path / "anywhere", None)  # a process that was started by hand
     (tmp_path / "empty").mkdir()
-    mark(copy)
+    write_token(copy)
     places = {"missing": "is missing", "empty": "holds nothing of this run", "copy": "is another folder"}
     for name, what in places.items():
         words = rf"which is {host}:{ours}: {host}:{tmp_path / name} {what}. Fix: set Experiment.ckpt_base_dir"
@@ -42,8 +42,8 @@ def test_a_process_in_another_folder_says_which_both_see(tmp_path: Path) -> None
 def test_a_folder_that_becomes_visible_late_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder, "PATIENCE_S", 20.0)
-    expected = mark(tmp_path / "remote")
+    monkeypatch.setattr(shared_folder, "VISIBLE_WITHIN_S", 20.0)
+    expected = write_token(tmp_path / "remote")
     timer = threading.Timer(0.1, lambda: shutil.copytree(tmp_path / "remote", tmp_path / "here"))
     timer.start()
     check_folder(tmp_path / "here", expected)
@@ -53,7 +53,7 @@ def test_a_folder_that_becomes_visible_late_is_waited_for(
 def test_an_actor_that_does_not_see_the_folder_ends_and_leaves_nothing_behind(
     tiny: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(EXPECTED, mark(tiny.run_dir.parent / "of_the_learner"))
+    monkeypatch.setenv(TOKEN_VARIABLE, write_token(tiny.run_dir.parent / "of_the_learner"))
     assert main(["--config", "tiny.gin", "--mode", "collect"]) == 2
     error = capsys.readouterr().err
     assert f"which is {socket.gethostname()}:{tiny.run_dir.parent}/of_the_learner" in error
@@ -62,8 +62,10 @@ def test_an_actor_that_does_not_see_the_folder_ends_and_leaves_nothing_behind(
 
 
 def test_a_ray_worker_that_does_not_see_the_folder_starts_nothing(tmp_path: Path) -> None:
-    expected, elsewhere = mark(tmp_path / "run"), tmp_path / "elsewhere"
-    failure = launchers.host(3, ["--mode", "collect"], str(tmp_path), str(elsewhere), {EXPECTED: expected})
+    expected, elsewhere = write_token(tmp_path / "run"), tmp_path / "elsewhere"
+    failure = launchers.supervise_actor(
+        3, ["--mode", "collect"], str(tmp_path), str(elsewhere), {TOKEN_VARIABLE: expected}
+    )
     assert failure is not None
     assert f"actor 3 cannot start on {socket.gethostname()}" in failure
     assert f"{tmp_path}/run: " in failure
@@ -71,13 +73,13 @@ def test_a_ray_worker_that_does_not_see_the_folder_starts_nothing(tmp_path: Path
 
 
 def test_a_slurm_job_hands_the_token_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(EXPECTED, "that of the shell")
+    monkeypatch.setenv(TOKEN_VARIABLE, "that of the shell")
     seen: list[str | None] = []
 
     def run(*_: Any, **__: Any) -> int:
-        seen.append(folder.expected_here())
+        seen.append(shared_folder.expected_token())
         return 0
 
-    job = launchers.Job(run, ["--mode", "collect"], tmp_path, Path.cwd())
-    dataclasses.replace(job, environment={EXPECTED: "token place"})()
+    job = launchers.SlurmJob(run, ["--mode", "collect"], tmp_path, Path.cwd())
+    dataclasses.replace(job, environment={TOKEN_VARIABLE: "token place"})()
     assert seen == ["token place"]
