@@ -69,7 +69,7 @@ class Sight(ABC):
             value, else 1; None if no head has such keys.
         """
         if (heads, start) not in self._terms:
-            bias, kept = self.is_seen(start, stop).log(), None  # 0 or -inf
+            bias, kept = torch.where(self.is_seen(start, stop), 0.0, -torch.inf), None
             if heads.any_fades:
                 bias = bias - _fading(heads, self.lag(start, stop))
             if not heads.all_see_present:
@@ -85,24 +85,23 @@ class RingSight(Sight):
         age: (N,) int64, timesteps of the running episode before the present.
         window: slots of the ring.
         num_used: slots that are read, the first ones.
-        place: (N, 1, 1, 1) int64, of the present.
+        present: (N,) int64 twice, indices of the envs and the slots of their present timesteps.
     """
 
     def __init__(self, age: Tensor, window: int, num_used: int) -> None:
         super().__init__()
         self._age, self.window = age.view(-1, 1, 1, 1), window
-        self.place, self._places = self._age % window, torch.arange(num_used, device=age.device)
+        self._slots = torch.arange(num_used, device=age.device)
+        self.present = torch.arange(len(age), device=age.device), age % window
 
     def is_seen(self, start: int, stop: int) -> Tensor:
-        return self._places <= self._age
+        return self._slots <= self._age
 
     def lag(self, start: int, stop: int) -> Tensor:
-        return (self._age - self._places) % self.window
+        return (self._age - self._slots) % self.window
 
-    def kept(self, sees_present: Tensor, start: int, stop: int) -> Tensor:
-        shape = (len(self.place), len(sees_present), 1, 1)
-        kept = sees_present.new_ones(*shape[:3], len(self._places))
-        return kept.scatter_(3, self.place.expand(shape), sees_present.expand(shape))
+    def is_past(self, start: int, stop: int) -> Tensor:
+        return self._slots != self.present[1].view(-1, 1, 1, 1)
 
 
 class SequenceSight(Sight):

@@ -45,7 +45,7 @@ class TransformerStep:
         self.gains = [_parameters(norm) for layer in layers for norm in (layer.q_norm, layer.k_norm)]
         self.mixtures = [_parameters(layer.from_waves) for layer in layers if layer.num_with_waves]
         self.inp, self.out_norm = _parameters(inp), _parameters(out_norm)
-        self.least_length = torch.tensor((head_positions.frequencies.shape[-1] * RMSNorm.EPS) ** 0.5)
+        self.least_square = torch.tensor(head_positions.frequencies.shape[-1] * RMSNorm.EPS)
         self.head_positions, self.table = head_positions, torch.empty(0)
         self.made_of: list[tuple[int, int]] = []
 
@@ -78,12 +78,13 @@ class TransformerStep:
             projected = F.linear(_layer_norm(x, norm_attn), qkv["weight"]).view(
                 len(x), 3, len(layer.heads), -1
             )
-            both = projected[:, :2]
+            both = projected[:, :2].transpose(0, 1)  # queries and keys, which share operations
             if waves:
                 both[:, :, : layer.num_with_waves].add_(waves[i])
-            both = both / torch.linalg.vector_norm(both, dim=-1, keepdim=True).hypot_(self.least_length)
+            length = torch.linalg.vector_norm(both, dim=-1, keepdim=True)
+            both = both / torch.addcmul(self.least_square, length, length).sqrt_()
             both = both.roll(both.shape[-1] // 2, -1).mul_(sines[i]).addcmul_(both, cosines[i])
-            q, k = both.unsqueeze(3).unbind(1)
+            q, k = both.unsqueeze(3).unbind()
             k, v, sight, state = layer.ring.extend(k, projected[:, 2:].transpose(1, 2), timeline, states[i])
             bias, kept = sight.terms(layer.heads, 0, 1)
             read = weighted(q, k, v, bias, kept, layer.heads, layer.match)
@@ -99,20 +100,21 @@ class TransformerStep:
         if made_of == self.made_of:
             return
         gains = torch.stack(parts[: len(self.gains)])
-        self.stretch = gains.view(len(self.layers), 1, 2, 1, -1) * gains.shape[-1] ** 0.5
+        self.stretch = gains.view(len(self.layers), 2, 1, 1, -1) * gains.shape[-1] ** 0.5
         self.turned_stretch = self.stretch.roll(gains.shape[-1] // 2, -1)
         self.mixture = torch.cat(parts[len(self.gains) :]) if self.mixtures else None
         self.made_of, self.parts = made_of, parts  # kept, as the id of one that is gone may come again
 
     def _positions(self, time_idxs: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
-        """For each layer, return factors of queries and keys (N, 2, H, E), and what heads with waves add."""
+        """For each layer, return factors of queries and keys (2, N, H, E), and what heads with waves add."""
         self._refresh()
         rows, shape = self._rows(time_idxs), self.head_positions.frequencies.shape
-        cos, sin = rows[:, : 2 * shape.numel()].view(len(rows), 2, 1, *shape).unbind(1)
+        cos, sin = rows[:, : 2 * shape.numel()].view(len(rows), 2, *shape).unbind(1)
         waves: Sequence[Tensor] = ()
         if self.mixture is not None:
             mixed = F.linear(rows[:, 2 * shape.numel() :], self.mixture)
-            waves = mixed.view(len(rows), len(self.layers), 2, -1, shape[-1]).unbind(1)
+            by_layer = mixed.view(len(rows), len(self.layers), 2, -1, shape[-1])
+            waves = by_layer.movedim(0, 2).unbind()
         return (self.stretch * cos).unbind(), (self.turned_stretch * sin).unbind(), waves
 
     def _rows(self, time_idxs: Tensor) -> Tensor:

@@ -403,18 +403,25 @@ def test_one_head_tells_how_often_the_present_was_seen_before() -> None:
     assert (growth[:7] < 1.01).all()
 
 
-def test_acting_on_a_cpu_reads_no_more_than_the_longest_running_episode() -> None:
-    resets_at = {0: [3, 9, 50], 1: [4, 51], 2: [52]}
+def test_acting_on_a_cpu_reads_whole_blocks_up_to_the_longest_running_episode() -> None:
+    resets_at, window = {0: [3, 9, 50], 1: [4, 51], 2: [52]}, 70
     layer = transformer(n_layers=1).layers[0]
+    layer.ring.window = window
     state, ages = layer.begin(3, CPU), torch.zeros(3, dtype=torch.int64)
-    for t in range(80):
+    for t in range(140):
         ended = torch.tensor([t in resets_at[row] for row in range(3)])
         state, ages = layer.forget(state, ended), torch.where(ended, 0, ages) + 1
-        entry, timeline = torch.zeros(3, 8, 1, 4), Timeline(ages[:, None], None)
+        entry, timeline = torch.full((3, 8, 1, 4), float(t)), Timeline(ages[:, None], None)
         keys, values, sight, state = layer.ring.extend(entry, entry, timeline, state)
-        length = min(int(ages.max()), WINDOW + 1)
-        assert keys.shape[2] == values.shape[2] == length
-        assert sight.is_seen(0, 1).sum((1, 2, 3)).tolist() == ages.clamp(max=WINDOW + 1).tolist()
+        longest = int(ages.max())
+        assert (
+            keys.shape[2] == values.shape[2] == next(n for n in (32, 64, 70) if longest <= n or n == window)
+        )
+        is_seen = sight.is_seen(0, 1)[:, 0, 0]
+        for row, age in enumerate(ages.clamp(max=window).tolist()):
+            seen = [float(x) for x in range(t + 1 - age, t + 1)]
+            assert sorted(keys[row, 0, is_seen[row], 0].tolist()) == seen
+            assert sorted(values[row, 0, is_seen[row], 0].tolist()) == seen
 
 
 @pytest.mark.parametrize("kind", [GRUTrajEncoder, LSTMTrajEncoder])
