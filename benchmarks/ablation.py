@@ -174,14 +174,12 @@ def bootstrap(groups: Sequence[Sequence[float]]) -> Interval:
     return Interval(statistics.fmean(map(statistics.fmean, groups)), float(low), float(high))
 
 
-def verdict(intervals: Sequence[Interval]) -> str:
+def verdict(by_task: Sequence[Interval], overall: Interval) -> str:
     """Judge the change that a row leaves out by the row's differences to the recommended agent."""
-    signs = {interval.sign for interval in intervals}
-    if {1, -1} <= signs:
+    signs = {overall.sign} - {0} or {interval.sign for interval in by_task} - {0}
+    if signs == {1, -1}:
         return "mixed"
-    if -1 in signs:
-        return "keeps"
-    return "harms" if 1 in signs else "no effect"
+    return "no effect" if not signs else "harms" if 1 in signs else "helps"
 
 
 # ---- report ----
@@ -189,59 +187,47 @@ def verdict(intervals: Sequence[Interval]) -> str:
 
 def report(found: dict[Key, dict[str, Any]], seeds: Sequence[int] = SEEDS) -> str:
     """Markdown: the recommended agent on each task, then the difference of each row to it."""
-    names = list(TASKS)
-    lines = [
-        "Area under the learning curve (0: chance, 1: at the target throughout) without a change, minus that "
-        "of the recommended agent: mean over seeds, 95 % bootstrap interval of differences paired by seed, "
-        "and the ratio of median env steps to target. A difference below 0 means that the change helps.",
-        "",
-        f"| without | {' | '.join(names)} | all tasks | verdict |",
-        f"|{' --- |' * (len(names) + 3)}",
-        f"| **{REFERENCE}** | {' | '.join(_reference_cell(found, name, seeds) for name in names)} | | |",
-    ]
-    for row in ROWS:
-        if row != REFERENCE and any(key[0] == row for key in found):
-            lines.append(_row_line(found, row, seeds))
-    waiting = [name for name, row in ROWS.items() if not any(key[0] == name for key in found)]
+    lines = ["| task | kind | area | env steps to target | reached |", "| --- | --- | --- | --- | --- |"]
+    lines += [_task_line(found, name, seeds) for name in TASKS]
+    lines += ["", "| without | all tasks | tasks with a difference | |", "| --- | --- | --- | --- |"]
+    begun = [name for name in ROWS if name != REFERENCE and any(key[0] == name for key in found)]
+    lines += [_row_line(found, name, seeds) for name in begun]
     cpu_h = sum(record["cpu_s"] for record in found.values()) / 3600
-    lines += ["", f"{len(found)} runs, {cpu_h:.1f} CPU hours."]
-    if waiting:
-        lines.append(f"Not run: {', '.join(waiting)}.")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", f"{len(found)} runs, {cpu_h:.1f} CPU hours."])
 
 
-def _reference_cell(found: dict[Key, dict[str, Any]], task: str, seeds: Sequence[int]) -> str:
-    records = [found[REFERENCE, task, seed] for seed in seeds if (REFERENCE, task, seed) in found]
+def _task_line(found: dict[Key, dict[str, Any]], name: str, seeds: Sequence[int]) -> str:
+    task = TASKS[name]
+    records = [found[REFERENCE, name, seed] for seed in seeds if (REFERENCE, name, seed) in found]
     if not records:
-        return "not run"
-    mean = statistics.fmean(area(record["curve"], TASKS[task]) for record in records)
-    median = median_to_target(records)
-    steps = f"{median:,.0f} env steps" if math.isfinite(median) else ""
-    return ", ".join(part for part in (f"{mean:.2f}", steps, not_reached(records)) if part)
+        return f"| {name} | {task.kind} | not run | | |"
+    areas, median = [area(record["curve"], task) for record in records], median_to_target(records)
+    steps = f"{median:,.0f}" if math.isfinite(median) else "not reached"
+    num_reached = sum(record["reached"] is not None for record in records)
+    cells = (name, task.kind, f"{statistics.fmean(areas):.2f}", steps, f"{num_reached} of {len(records)}")
+    return f"| {' | '.join(cells)} |"
 
 
 def _row_line(found: dict[Key, dict[str, Any]], row: str, seeds: Sequence[int]) -> str:
-    cells, intervals, groups = [], [], []
+    by_task: dict[str, list[float]] = {}
     for name, task in TASKS.items():
-        pairs = [
-            (found[row, name, seed], found[REFERENCE, name, seed])
-            for seed in seeds
-            if (row, name, seed) in found and (REFERENCE, name, seed) in found
+        keys = [(row, name, seed) for seed in seeds if (row, name, seed) in found]
+        by_task[name] = [
+            area(found[key]["curve"], task) - area(found[REFERENCE, name, key[2]]["curve"], task)
+            for key in keys
+            if (REFERENCE, name, key[2]) in found
         ]
-        if not pairs:
-            cells.append("cannot matter" if name in ROWS[row].cannot_matter_on else "not run")
-            continue
-        groups.append([area(own["curve"], task) - area(other["curve"], task) for own, other in pairs])
-        interval = bootstrap(groups[-1:])
-        intervals.append(interval)
-        own, other = ([pair[place] for pair in pairs] for place in (0, 1))
-        ratio = median_to_target(own) / median_to_target(other)
-        steps = f"x {ratio:.2f}" if math.isfinite(ratio) else ""
-        count = f"{len(pairs)} seeds" if len(pairs) < len(seeds) else ""
-        parts = (_text(interval), steps, not_reached(own), count)
-        cells.append(", ".join(part for part in parts if part))
-    every = _text(bootstrap(groups)) if groups else ""
-    return f"| {row}: {ROWS[row].leaves_out} | {' | '.join(cells)} | {every} | {verdict(intervals)} |"
+    by_task = {name: differences for name, differences in by_task.items() if differences}
+    if not by_task:
+        return f"| {ROWS[row].leaves_out} | no run to compare with | | |"
+    intervals = {name: bootstrap([differences]) for name, differences in by_task.items()}
+    overall = bootstrap(list(by_task.values()))
+    cells = [f"{name} {interval.mean:+.2f}" for name, interval in intervals.items() if interval.sign]
+    num_runs = sum(map(len, by_task.values()))
+    return (
+        f"| {ROWS[row].leaves_out} ({num_runs} runs, {len(by_task)} tasks) | {_text(overall)} "
+        f"| {', '.join(cells) or 'none'} | {verdict(list(intervals.values()), overall)} |"
+    )
 
 
 def _text(interval: Interval) -> str:
@@ -252,12 +238,6 @@ def _text(interval: Interval) -> str:
 def median_to_target(records: Sequence[dict[str, Any]]) -> float:
     """Median env steps to the target, infinite if most runs have not reached it."""
     return statistics.median(math.inf if one["reached"] is None else one["reached"] for one in records)
-
-
-def not_reached(records: Sequence[dict[str, Any]]) -> str:
-    """How many runs have not reached the target; empty if all have."""
-    number = sum(record["reached"] is None for record in records)
-    return f"not reached {number} of {len(records)}" if number else ""
 
 
 def main() -> None:

@@ -53,10 +53,11 @@ def test_interval_excludes_zero_if_all_differences_have_one_sign(
 
 def test_verdict_goes_by_the_signs_of_intervals(ablation: ModuleType) -> None:
     worse, none, better = (ablation.Interval(mean, mean - 0.1, mean + 0.1) for mean in (-0.5, 0.0, 0.5))
-    assert ablation.verdict([worse, none]) == "keeps"
-    assert ablation.verdict([none, none]) == "no effect"
-    assert ablation.verdict([none, better]) == "harms"
-    assert ablation.verdict([worse, better]) == "mixed"
+    assert ablation.verdict([worse, none], none) == "helps"
+    assert ablation.verdict([none, none], none) == "no effect"
+    assert ablation.verdict([none, better], none) == "harms"
+    assert ablation.verdict([worse, better], none) == "mixed"
+    assert ablation.verdict([worse, better], worse) == "helps"
 
 
 def test_report_pairs_runs_by_seed_and_counts_those_that_failed(ablation: ModuleType, tmp_path: Path) -> None:
@@ -71,10 +72,12 @@ def test_report_pairs_runs_by_seed_and_counts_those_that_failed(ablation: Module
         file.write(json.dumps(lost)[:20])  # the writer died
     found = ablation.stored(path)
     assert len(found) == 10
-    line = next(line for line in ablation.report(found).splitlines() if line.startswith("| n_step"))
-    assert "not reached 1 of 5" in line
-    assert "x 2.16" in line
-    assert line.endswith("| keeps |")
+    lines = ablation.report(found).splitlines()
+    assert f"| {name} | {task.kind} | 0.75 |" in ablation.report(found)
+    line = next(line for line in lines if line.startswith("| Retrace and lambda-returns"))
+    assert "(5 runs, 1 tasks)" in line
+    assert f"| {name} -0.37 |" in line
+    assert line.endswith("| helps |")
 
 
 def test_queue_skips_rows_that_wait_for_a_switch_and_tasks_on_which_a_change_cannot_matter(
