@@ -19,6 +19,8 @@ from loxodon.tools.seeds import run_seeds
 from ..experiment.fakes import TINY, metrics
 from ..experiment.processes import wait_for
 
+pytestmark = pytest.mark.forked
+
 # Writes its words to a file called like its seed; seed 1 fails, others end, or with `wait` are told to.
 STUB = """
 import sys, time, json, pathlib
@@ -141,6 +143,7 @@ def test_only_runs_go_on_that_have_not_finished(
     assert main(words) == 0
     run_dir = Path("runs/tiny-seed3")
     assert "final success rate" in (run_dir / "logs" / "console.log").read_text()
+    assert (run_dir / "logs" / "curves.png").is_file()
     before = metrics(run_dir)
     assert main([*words, "--resume"]) == 0
     assert "tiny-seed3 has finished already\n" in capsys.readouterr().out

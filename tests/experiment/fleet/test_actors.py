@@ -28,6 +28,7 @@ from loxodon.tools.run import main
 
 from ..processes import wait_for
 
+pytestmark = pytest.mark.forked
 SCRIPT = Path(__file__).parents[3] / "examples" / "run.py"
 LONG = ["Experiment.epochs=100000", "Experiment.val_interval=None", "Experiment.ckpt_interval=None"]
 
@@ -235,6 +236,6 @@ def test_actors_that_cannot_work_end_the_run_with_their_error(
     printed = capsys.readouterr()
     assert "error: No actor is left: actor 0 ended with exit status 2" in printed.err
     assert "no luck today" in printed.err
-    assert "Fix: mend what the log says, then run the same command with --resume" in printed.err
+    assert "Fix: correct what the log says, then run the same command with --resume" in printed.err
     assert "saved" in printed.out
     assert tiny.actors() == []
