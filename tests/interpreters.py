@@ -36,9 +36,7 @@ def _server() -> socket.socket:
         with its:
             command = [sys.executable, str(Path(__file__)), str(its.fileno())]
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            process = _RealPopen(
-                command, env=environment, pass_fds=[its.fileno()], cwd="/", start_new_session=True
-            )
+            process = _RealPopen(command, env=environment, pass_fds=[its.fileno()], cwd="/")
         _servers[os.getpid()] = ours, process
     return _servers[os.getpid()][0]
 
@@ -49,7 +47,7 @@ class ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]
     def _execute_child(self, *args: Any) -> None:
         asked = inspect.signature(super()._execute_child).bind(*args).arguments  # type: ignore[misc]
         words = asked["args"]
-        if not isinstance(words, list) or words[0] != sys.executable or sys.platform != "linux":
+        if not isinstance(words, list | tuple) or words[0] != sys.executable or sys.platform != "linux":
             super()._execute_child(*args)  # type: ignore[misc]
             return
         request = {
@@ -57,6 +55,7 @@ class ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]
             "cwd": str(asked["cwd"] or Path.cwd()),
             "environment": dict(asked["env"] or os.environ),
             "parent": os.getpid(),
+            "group": os.getpgrp(),
             "has_session": asked["start_new_session"],
         }
         fds = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
@@ -101,9 +100,10 @@ def _become(request: dict[str, Any], fds: list[int], connection: socket.socket) 
     """Take over everything that the request says but its program; a server of its own stands by."""
     while os.getppid() != request["parent"]:
         time.sleep(0.001)
+    os.setsid() if request["has_session"] else os.setpgid(0, request["group"])
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if not os.fork():
-        os.setsid()
+        os.setpgid(0, 0)
         ours.close()
         connection.close()
         for fd in fds:
@@ -111,8 +111,6 @@ def _become(request: dict[str, Any], fds: list[int], connection: socket.socket) 
         return _serve(its)
     its.close()
     _servers[os.getpid()] = ours, None
-    subprocess.Popen = ForkedPopen  # type: ignore[misc]
-    os.setsid() if request["has_session"] else os.setpgid(0, 0)
     for own, fd in enumerate(fds):
         os.dup2(fd, own)
         os.close(fd)
@@ -145,7 +143,9 @@ def _run(words: list[str]) -> None:
 
 
 def _import_the_library() -> None:
+    os.setpgid(0, 0)  # what is for all processes of a test is not for this one
     del sys.path[0]  # the folder of this file, which has modules called like packages
+    subprocess.Popen = ForkedPopen  # type: ignore[misc]  # for those that are forked, and start others
     import numpy as np
     import torch
     from matplotlib.backends import backend_agg  # noqa: F401
