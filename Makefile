@@ -34,8 +34,8 @@ check: lint  ## what continuous integration runs
 without-gpu: .venv/installed-dev
 	$(PYTEST)
 
-on-older-cpu: .venv/installed-dev  ## the fast tests of networks and agents, with the kernels of a CPU without AVX-512
-	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(PYTEST) -m "not slow and not learning and not gpu" tests/nets tests/agents
+on-older-cpu: .venv/installed-dev  ## the tests marked `kernels`, with those of a CPU without AVX-512
+	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(PYTEST) -m "kernels and not slow" tests/nets tests/agents
 
 lint: .venv/installed-dev  ## ruff
 	$(BIN)/ruff check .

@@ -16,6 +16,8 @@ import pytest
 import torch
 from gymnasium.utils import seeding
 
+from .interpreters import ForkedPopen
+
 # The same examples each time, and no complaint that a busy machine makes few of them per second.
 hypothesis.settings.register_profile(
     "repeatable",
@@ -79,11 +81,14 @@ def _seeded_spaces_and_envs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_interpreter_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_interpreter_outlives_its_test(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     """A test that fails while its processes run would slow down all others."""
     started: list[subprocess.Popen[Any]] = []
+    base: Any = ForkedPopen if request.node.get_closest_marker("forked") else subprocess.Popen
 
-    class Popen(subprocess.Popen):  # type: ignore[type-arg]
+    class Popen(base):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             if isinstance(self.args, list) and self.args[0] == sys.executable:

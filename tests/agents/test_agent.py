@@ -96,6 +96,7 @@ def test_loss_shapes_and_metrics(space: Space) -> None:
     assert 0 <= out.metrics["dead_units/actor"] < 1
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     ("space", "actor", "critic"),
     [(DISCRETE, 0.375594, 3.424792), (MULTI, 0.138029, 2.710208), (BOX, 110.5769, 1.633903)],
@@ -319,6 +320,7 @@ def test_binary_filter_sees_environment_units() -> None:
     torch.testing.assert_close(gain[0, :, 0, 0], torch.tensor([0.2, -0.2]))  # reward multiplier 10
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("settings", [{}, {"pass_timestep_to_heads": True}, {"time_scale": 4}])
 def test_acting_equals_the_training_forward(space: Space, settings: dict[str, Any]) -> None:
     agent, batch = make_agent(space, **settings).eval(), make_batch(space)

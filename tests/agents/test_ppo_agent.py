@@ -24,6 +24,7 @@ ASYMMETRIC = {"share_encoder": False, "actor_obs_keys": ["observation"]}
 # --- acting and evaluating -----------------------------------------------------------------------------
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     ("encoder", "space", "kwargs"),
     [
@@ -123,6 +124,7 @@ def test_distributions_by_space() -> None:
         assert isinstance(make_agent(BOX, distribution_type=named).policy(state), TanhGaussian)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("kwargs", [{}, SEPARATE], ids=["shared", "separate"])
 def test_actions_without_values_are_the_same(kwargs: dict[str, Any]) -> None:
     """`get_actions` serves evaluation and loaded policies."""

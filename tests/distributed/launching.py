@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from ..interpreters import ForkedPopen
+
 ON_CPU = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
 ROOT = Path(__file__).resolve().parents[2]
 _BOOTSTRAP = """
@@ -40,7 +42,7 @@ def run_scenarios(folder: Path) -> None:
     processes, logs = [], [folder / f"out_{rank}.txt" for rank in range(2)]
     for rank, log in enumerate(logs):
         with log.open("w") as out:
-            process = subprocess.Popen(
+            process = ForkedPopen(
                 [sys.executable, "-c", code],
                 env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdout=out,
@@ -120,11 +122,11 @@ class Run:
 
 
 def rank_of(launcher: subprocess.Popen[str], rank: int) -> int:
-    """Process id of one of the launcher's training processes."""
-    for child in psutil.Process(launcher.pid).children():
-        if child.environ().get("RANK") == str(rank):
-            return int(child.pid)
-    raise AssertionError(f"no process of rank {rank}")
+    """Process id of one of the launcher's two training processes."""
+    children = sorted(
+        psutil.Process(launcher.pid).children(), key=lambda child: (child.create_time(), child.pid)
+    )
+    return int(children[rank - 2].pid)  # they are the last that it has started
 
 
 SETTINGS = (

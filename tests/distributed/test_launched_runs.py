@@ -14,7 +14,7 @@ from loxodon.experiment.checkpoint.store import read_values
 
 from .launching import Run, rank_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.forked, pytest.mark.timeout(300)]
 ON_POLICY = (
     "Experiment.parallel_actors=2",
     "Experiment.torch_threads=1",

@@ -159,6 +159,7 @@ def test_resume_is_exact(tmp_path: Path, demos: Path, case: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.forked
 def test_kill_9_changes_no_bit(tmp_path: Path, demos: Path) -> None:
     whole, parts = folders(tmp_path, demos)
     many = ("train_batches_per_epoch = 4", "train_batches_per_epoch = 40")

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from loxodon.nets import GRUTrajEncoder, recurrent
 from loxodon.nets.cpu.gru import is_faster_for, run_gru
 
+pytestmark = pytest.mark.kernels
+
 
 def layers(**kwargs: int) -> nn.GRU:
     torch.manual_seed(0)

@@ -16,6 +16,8 @@ from loxodon.nets.short_conv import ShortConv
 
 from .triton_on_cpu import interpret
 
+pytestmark = pytest.mark.kernels
+
 B, H, K, V = 3, 2, 4, 5
 LENGTHS = [1, 2, 17, 64, 150]
 

@@ -82,6 +82,7 @@ def exported_after(encoder: TrajEncoder, length: int) -> dict[str, Tensor]:
     return encoder.export_hidden_state(act_from_the_start(encoder, *make_history(length))[1])
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     ("before", "length"), [(0, 1), (0, 2), (0, 17), (0, 128), (1, 3), (3, 1), (WINDOW, 24), (60, 24)]
 )
@@ -109,6 +110,7 @@ def test_a_thousand_timesteps_are_the_same_at_once_and_one_by_one(name: str) -> 
     torch.testing.assert_close(act_from_the_start(encoder, *history)[0], full, rtol=0, atol=1e-4)
 
 
+@pytest.mark.kernels
 def test_resets_count_in_every_chunk_of_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mamba holds the states of some timesteps at once: here of eight, the fewest."""
     monkeypatch.setitem(mamba.SCAN_BYTES, "cpu", 1)
@@ -136,6 +138,7 @@ def test_episodes_that_all_run_on_need_no_resets(encoder: TrajEncoder) -> None:
     assert_equal_but_for_rounding(imported, expected, NUM_OPS)
 
 
+@pytest.mark.kernels
 def test_rows_of_different_exports_can_be_mixed(encoder: TrajEncoder) -> None:
     seq, times, resets = make_history(30)
     state, at, exports = encoder.init_hidden_state(NUM_ENVS, CPU), [0, 2, 9, 23], []
@@ -155,6 +158,7 @@ def test_rows_of_different_exports_can_be_mixed(encoder: TrajEncoder) -> None:
     assert_equal_but_for_rounding(acted, full[pick], NUM_OPS)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("before", [0, 1, WINDOW, 60])
 def test_an_imported_state_acts_on_and_exports_the_same_to_the_last_bit(
     encoder: TrajEncoder, before: int
@@ -208,6 +212,7 @@ def test_no_gradient_flows_into_the_rows(encoder: TrajEncoder) -> None:
     assert felt.all() if encoder.context_len != 0 else felt[-1]
 
 
+@pytest.mark.kernels
 def test_autocast_follows_the_exact_result(encoder: TrajEncoder) -> None:
     """In bfloat16: acting, encoding, and going on from a state; with a reset of one env in the middle."""
     rows, (seq, times, resets) = exported_after(encoder, 8), make_history(12)
@@ -222,6 +227,7 @@ def test_autocast_follows_the_exact_result(encoder: TrajEncoder) -> None:
     torch.testing.assert_close(steps.float(), found[0].float(), rtol=0, atol=0.1)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_encoder_trains_under_autocast_on_any_processor(
     encoder: TrajEncoder, dtype: torch.dtype

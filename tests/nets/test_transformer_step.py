@@ -14,6 +14,8 @@ from loxodon.nets.cpu.transformer_step import TransformerStep
 
 from ..transformers import HEADS, recommended
 
+pytestmark = pytest.mark.kernels
+
 CPU, DIM, ENVS, WINDOW = torch.device("cpu"), 5, 3, 8
 
 

@@ -102,6 +102,7 @@ def test_a_job_that_is_queued_again_resumes_what_there_is(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.forked
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not has("submitit"), reason="needs submitit")
 def test_slurm_jobs_train(tiny: Any, capfd: pytest.CaptureFixture[str]) -> None:
