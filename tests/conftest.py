@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -13,10 +14,11 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
-import torch
 from gymnasium.utils import seeding
 
 from .interpreters import ForkedPopen
+
+gc.disable()  # until all tests are collected: what is imported meanwhile stays, and is a lot to look through
 
 # The same examples each time, and no complaint that a busy machine makes few of them per second.
 hypothesis.settings.register_profile(
@@ -27,13 +29,14 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("repeatable")
 
-# Several at once, which would only get in each other's way.
+# Several at once, which would only get in each other's way, and all that are forked from one server.
 STARTING_PROCESSES = tuple(
     f"tests/{place}"
     for place in (
         "distributed/",
         "experiment/fleet/",
         "experiment/test_fleet_processes.py",
+        "experiment/test_malloc.py",
         "experiment/test_resume.py::test_kill_9",
         "integration/",
     )
@@ -56,6 +59,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log)
 
 
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # nor is it looked through later
+    gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if (seed := config.getoption("--shuffle")) is not None:
         rng = random.Random(seed)
@@ -66,6 +75,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures of modules, too
 def pytest_runtest_setup() -> None:
+    import torch  # the process that only hands tests to others does without
+
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - for what uses the global generator
     torch.manual_seed(0)

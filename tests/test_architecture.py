@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import os
 import re
@@ -22,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "experiment": {"data", "nets", "envs", "agents", "gin_configs"},
     "tools": {"data", "nets", "envs", "agents", "experiment", "gin_configs"},
 }
+parse = functools.cache(ast.parse)  # several tests look at every file
 SKIPPED_FOLDERS = {".git", ".venv", ".types", "build", "dist", "runs", "__pycache__"}
 USER_FACING = {"ValueError", "TypeError", "RuntimeError", "ImportError", "FileNotFoundError"}
 
@@ -61,7 +63,7 @@ def test_the_files_of_every_layer_are_found() -> None:
 
 def imported_names(source: str, package: list[str]) -> Iterator[str]:
     """Absolute dotted names of everything `source`, a module inside `package`, imports at any depth."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -210,7 +212,7 @@ def test_the_architecture_page_names_files_that_exist() -> None:
 def gin_names(source: str) -> list[str]:
     """Names under which the classes and functions of `source` are known to gin."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         for decorator in getattr(node, "decorator_list", []):
             called, given = decorator, []
             if isinstance(decorator, ast.Call):
@@ -248,7 +250,7 @@ def error_classes(sources: list[str]) -> set[str]:
     bases = {
         node.name: {last_name(base) for base in node.bases}
         for source in sources
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parse(source))
         if isinstance(node, ast.ClassDef)
     }
     found = set(USER_FACING)
@@ -288,7 +290,7 @@ def raises_without_fix(source: str, errors: set[str]) -> list[int]:
 
     The text may be in the raise itself, or in a variable or function of the same module that it names.
     """
-    tree = ast.parse(source)
+    tree = parse(source)
     named, found = definitions(tree), []
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and node.exc is not None:

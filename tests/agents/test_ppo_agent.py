@@ -53,6 +53,7 @@ def test_evaluating_reproduces_acting(encoder: str, space: Any, kwargs: dict[str
         assert found.params.shape[:2] == (3, 6)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("kwargs", [{}, SEPARATE], ids=["shared", "separate"])
 @pytest.mark.parametrize("space", [DISCRETE, MULTI], ids=["discrete", "factors"])
 def test_evaluating_leaves_out_the_actions_that_acting_left_out(space: Any, kwargs: dict[str, Any]) -> None:
@@ -124,7 +125,6 @@ def test_distributions_by_space() -> None:
         assert isinstance(make_agent(BOX, distribution_type=named).policy(state), TanhGaussian)
 
 
-@pytest.mark.kernels
 @pytest.mark.parametrize("kwargs", [{}, SEPARATE], ids=["shared", "separate"])
 def test_actions_without_values_are_the_same(kwargs: dict[str, Any]) -> None:
     """`get_actions` serves evaluation and loaded policies."""

@@ -102,7 +102,6 @@ def published_agent(
     )
 
 
-@pytest.mark.kernels
 @pytest.mark.parametrize("call", range(3))
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 def test_targets_statistics_and_losses_are_those_of_the_reference(path: Path, call: int) -> None:

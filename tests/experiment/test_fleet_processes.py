@@ -203,9 +203,11 @@ policy = loxodon.experiment.load_policy("alone.safetensors")
 print(policy.act(np.zeros(3, np.float32)) in range(4))
 
 from tests.experiment import fakes
+from loxodon.envs import EnvSpec, TMazePassive
 from loxodon.experiment.artifacts import UrlStore
 exp = fakes.make_experiment(
-    ".", epochs=1, env_mode="async", async_env_mp_context="spawn", dloader_workers=1,
+    ".", epochs=1, make_train_env=EnvSpec(TMazePassive, {"horizon": 3}), env_mode="async",
+    async_env_mp_context="spawn", dloader_workers=1,
     val_timesteps_per_epoch=0,
     **{"Artifacts.store": lambda: UrlStore("store")},
 )

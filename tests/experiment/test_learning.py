@@ -94,7 +94,7 @@ def test_the_agent_learns_both_factors_and_acts_without_the_experiment(tmp_path:
             val_timesteps_per_epoch=40,
             sample_actions_val=False,
             parallel_actors=8,
-            epochs=6,
+            epochs=4,
             train_timesteps_per_epoch=64,
             train_batches_per_epoch=60,
             batch_size=16,

@@ -20,7 +20,7 @@ from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, TransformerTrajEncoder
 from ..transformers import recommended
 from .fakes import CountingEnv, die_in, make_experiment, metrics, run, stored
 
-EPOCHS, STEPS = 8, 8
+EPOCHS, STEPS = 7, 8
 
 
 class LongEnv(CountingEnv):
@@ -48,15 +48,15 @@ AGENTS: dict[str, dict[str, Any]] = {
     "overlap": {"traj_save_len": 13, "env_mode": "async", "AsyncVectorEnv.num_workers": 2},
     "ppo": {
         "agent_type": PPOAgent,
-        "on_policy_learner_type": partial(PPOLearner, minibatches=2, chunk_len=4, burn_in=2),
+        "on_policy_learner_type": partial(PPOLearner, minibatches=2, update_epochs=2, chunk_len=4, burn_in=2),
         "exploration_wrapper_type": None,
         "env_mode": "sync",
     },
     "ppo-transformer": {
         "agent_type": PPOAgent,
-        "on_policy_learner_type": partial(PPOLearner, minibatches=2),
+        "on_policy_learner_type": partial(PPOLearner, minibatches=2, update_epochs=2),
         "traj_encoder_type": partial(
-            TransformerTrajEncoder, d_model=28, d_ff=16, n_layers=2, **recommended(2)
+            TransformerTrajEncoder, d_model=28, d_ff=16, n_layers=1, **recommended(2)
         ),
         "exploration_wrapper_type": None,
         "env_mode": "async",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
 from loxodon.nets import ActionMemory, Actor, Categorical, CriticEnsemble
@@ -52,7 +51,6 @@ def test_windows_that_share_a_row_remember_what_each_would_alone() -> None:
     torch.testing.assert_close(packed, torch.cat(alone, dim=1))
 
 
-@pytest.mark.kernels
 def test_steps_give_what_sequences_do() -> None:
     memory = ActionMemory(E, A, 5, width=K).eval()
     embedded, previous = given(3, 40)  # eight horizons

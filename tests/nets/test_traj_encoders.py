@@ -84,7 +84,7 @@ def exported_after(encoder: TrajEncoder, length: int) -> dict[str, Tensor]:
 
 @pytest.mark.kernels
 @pytest.mark.parametrize(
-    ("before", "length"), [(0, 1), (0, 2), (0, 17), (0, 128), (1, 3), (3, 1), (WINDOW, 24), (60, 24)]
+    ("before", "length"), [(0, 1), (0, 2), (0, 17), (0, 67), (1, 3), (3, 1), (WINDOW, 17), (26, 12)]
 )
 def test_acting_encoding_and_going_on_give_the_same(encoder: TrajEncoder, before: int, length: int) -> None:
     history = make_history(before + length)
@@ -158,8 +158,7 @@ def test_rows_of_different_exports_can_be_mixed(encoder: TrajEncoder) -> None:
     assert_equal_but_for_rounding(acted, full[pick], NUM_OPS)
 
 
-@pytest.mark.kernels
-@pytest.mark.parametrize("before", [0, 1, WINDOW, 60])
+@pytest.mark.parametrize("before", [0, WINDOW, 26])
 def test_an_imported_state_acts_on_and_exports_the_same_to_the_last_bit(
     encoder: TrajEncoder, before: int
 ) -> None:
@@ -260,6 +259,7 @@ def test_attention_on_a_cpu_stays_in_float32_under_autocast() -> None:
     assert torch.equal(found, sdpa(q.float(), k.float(), v.float(), None, 0.0))
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("name", sorted(ENCODERS))
 def test_nothing_is_carried_from_one_episode_to_the_next(name: str) -> None:
     encoder, (seq, times, resets) = make_encoder(name), make_history(16, episodes=False)
@@ -294,6 +294,7 @@ def test_a_window_of_one_timestep_has_no_history() -> None:
     assert_equal_but_for_rounding(encoded, alone.view(*encoded.shape), NUM_OPS)
 
 
+@pytest.mark.kernels
 def test_no_output_depends_on_the_future(encoder: TrajEncoder) -> None:
     """Neither of a sequence alone nor of one that goes on from a state."""
     rows, seq, cut = exported_after(encoder, 11), torch.randn(NUM_ENVS, 12, DIM), 7
