@@ -19,6 +19,7 @@ from gymnasium.utils import seeding
 from .interpreters import ForkedPopen
 
 gc.disable()  # until all tests are collected: what is imported meanwhile stays, and is a lot to look through
+os.fsync = lambda _: None  # no test is about a power cut, and a disk takes milliseconds each time
 
 # The same examples each time, and no complaint that a busy machine makes few of them per second.
 hypothesis.settings.register_profile(
@@ -36,7 +37,7 @@ STARTING_PROCESSES = tuple(
         "distributed/",
         "experiment/fleet/",
         "experiment/test_fleet_processes.py",
-        "experiment/test_malloc.py",
+        "experiment/process/test_malloc.py",
         "experiment/test_resume.py::test_kill_9",
         "integration/",
     )

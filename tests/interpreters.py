@@ -152,6 +152,7 @@ def _import_the_library() -> None:
 
     import loxodon.tools.run  # noqa: F401
 
+    os.fsync = lambda _: None  # a run without a power cut does without, as in tests/conftest.py
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)])  # imports the compiler
     os.register_at_fork(after_in_child=np.random.seed)
     gc.collect()

@@ -25,7 +25,7 @@ from loxodon.agents import (
     masked_mean,
 )
 from loxodon.data import Batch
-from loxodon.nets import CriticEnsemble, FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder
+from loxodon.nets import Actor, CriticEnsemble, FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder
 
 from .recommended import all_of, recommended
 from .sign_task import after_learning
@@ -381,7 +381,8 @@ def test_agent_finds_the_rewarded_action(kind: str) -> None:
     torch.manual_seed(0)
     space = spaces.Discrete(2) if kind == "discrete" else spaces.Box(-1, 1, (1,), np.float32)
     memoryless = partial(FFTrajEncoder, d_model=16)
-    agent = Agent(OBS, space, tstep, memoryless, 1, tau=0.05, critic_type=CriticEnsemble)
+    heads = {"actor_type": partial(Actor, d_hidden=64), "critic_type": partial(CriticEnsemble, d_hidden=64)}
+    agent = Agent(OBS, space, tstep, memoryless, 1, tau=0.05, **heads)
 
     def draw(right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if kind == "box":
