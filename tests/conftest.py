@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import importlib.metadata
 import os
 import random
 import signal
@@ -20,6 +22,7 @@ from .interpreters import ForkedPopen
 
 gc.disable()  # until all tests are collected: what is imported meanwhile stays, and is a lot to look through
 os.fsync = lambda _: None  # no test is about a power cut, and a disk takes milliseconds each time
+importlib.metadata.version = functools.cache(importlib.metadata.version)  # every run asks for several
 
 # The same examples each time, and no complaint that a busy machine makes few of them per second.
 hypothesis.settings.register_profile(
@@ -61,6 +64,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_finish() -> None:
+    import torch  # the process that only hands tests to others does without
+
+    if not torch.cuda.is_available():  # where torch keeps every seed for a GPU, with the stack that set it
+        torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = lambda _: None
     gc.collect()
     gc.freeze()  # nor is it looked through later
     gc.enable()
