@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,6 @@ import pytest
 import torch
 
 from loxodon.agents import LinearSchedule
-from loxodon.experiment import Experiment
 from loxodon.experiment.config.registry import find
 from loxodon.experiment.ppo import PPOLearner
 from loxodon.experiment.settings import fields_with
@@ -93,13 +95,13 @@ CASES: list[tuple[str, Any, dict[str, Any]]] = [
 
 
 @pytest.fixture(scope="module")
-def base_runs() -> dict[str, Experiment]:
-    """Runs that several cases are compared with, by what they bind."""
+def base_runs() -> dict[str, list[dict[str, torch.Tensor]]]:
+    """Weights of runs that several cases are compared with, by what these bind."""
     return {}
 
 
-def short_run(folder: Path, settings: dict[str, Any]) -> Experiment:
-    """Two epochs of three, which save nothing. Settings of Experiment are arguments, others bound in gin."""
+def short_run(folder: Path, settings: dict[str, Any]) -> Iterator[dict[str, torch.Tensor]]:
+    """Weights after each of two epochs, which save nothing; others than settings of Experiment are bound."""
     own = {key.split(".")[1]: value for key, value in settings.items() if key.startswith("Experiment.")}
     gin.clear_config()
     bound = {k: v for k, v in {**SMALL, **settings}.items() if "." in k and not k.startswith("Experiment.")}
@@ -110,12 +112,12 @@ def short_run(folder: Path, settings: dict[str, Any]) -> Experiment:
         **{"on_policy_learner_type": PPOLearner, "ckpt_interval": None, "epochs": 3, **own},
     )
     exp.start()
-    epochs = exp.learn_iter()
-    for _ in range(2):
-        next(epochs)
-    epochs.close()  # type: ignore[attr-defined]  # it is a generator
-    exp.close()
-    return exp
+    with closing(exp.learn_iter()) as epochs, closing(exp):  # type: ignore[type-var]  # it is a generator
+        yield from (weights(exp) for _ in islice(epochs, 2))
+
+
+def are_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.allclose(one[k], other[k], atol=1e-7) for k in one)
 
 
 @pytest.mark.parametrize(
@@ -123,17 +125,15 @@ def short_run(folder: Path, settings: dict[str, Any]) -> Experiment:
 )
 def test_changing_a_setting_changes_what_is_learned(
     tmp_path_factory: pytest.TempPathFactory,
-    base_runs: dict[str, Experiment],
+    base_runs: dict[str, list[dict[str, torch.Tensor]]],
     name: str,
     value: Any,
     needs: dict[str, Any],
 ) -> None:
     if (key := str(needs)) not in base_runs:
-        base_runs[key] = short_run(tmp_path_factory.mktemp("base"), needs)
-    changed = short_run(tmp_path_factory.mktemp("changed"), {**needs, name: value})
-    before, after = weights(base_runs[key]), weights(changed)
-    same_names = before.keys() == after.keys()
-    assert not (same_names and all(torch.allclose(before[k], after[k], atol=1e-7) for k in before))
+        base_runs[key] = list(short_run(tmp_path_factory.mktemp("base"), needs))
+    with closing(short_run(tmp_path_factory.mktemp("changed"), {**needs, name: value})) as changed:
+        assert not all(map(are_close, base_runs[key], changed))  # most differ after the first epoch
 
 
 @pytest.mark.parametrize(("scope", "expected"), [("batch", 2), ("epoch", 1), ("update", 1)])
