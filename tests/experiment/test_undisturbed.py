@@ -181,7 +181,7 @@ def test_where_states_do_not_fit_new_episodes_begin(
     assert not second.collector.groups[0].state.time_idxs.any()
     assert num_stored(second) == first.env_steps
     for exp in (first, required, second):
-        exp.train_envs.close()
+        exp.close()
 
 
 def test_without_the_setting_the_same_run_begins_new_episodes(tmp_path: Path) -> None:
