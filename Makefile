@@ -2,9 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
-# One thread: small CPU models do not gain from more, and several test processes share the machine.
+# One thread: small CPU models do not gain from more, and several test processes share the machine. Bytecode is
+# kept, whatever the environment says, or each of them would compile all tests and the library.
 WORKERS ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 METADATA := setup.py pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
@@ -28,21 +29,20 @@ test-all: lint types  ## every test, those that need a GPU included
 	$(PYTEST) -m ""
 
 check: lint  ## what continuous integration runs
-	@$(MAKE) --no-print-directory --jobs 2 types without-gpu
-	@$(MAKE) --no-print-directory on-older-cpu
+	@$(MAKE) --no-print-directory --jobs 2 types on-older-cpu
+	@$(MAKE) --no-print-directory without-gpu
 
 without-gpu: .venv/installed-dev
 	$(PYTEST)
 
-on-older-cpu: .venv/installed-dev  ## the fast tests of networks and agents, with the kernels of a CPU without AVX-512
-	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(PYTEST) -m "not slow and not learning and not gpu" tests/nets tests/agents
+on-older-cpu: .venv/installed-dev  ## the tests that depend on kernels, with those of a CPU without AVX-512
+	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(PYTEST) -n 0 -m "kernels and not gpu" tests/nets tests/agents
 
 lint: .venv/installed-dev  ## ruff
 	$(BIN)/ruff check .
 
 types: .venv/installed-dev  ## mypy, strict
 	$(BIN)/mypy
-	MYPYPATH=benchmarks $(BIN)/mypy examples benchmarks
 
 format: .venv/installed-dev  ## rewrite the code in the house format
 	$(BIN)/ruff check --fix .

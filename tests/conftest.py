@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import importlib.metadata
 import os
 import random
 import signal
@@ -13,8 +16,13 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
-import torch
 from gymnasium.utils import seeding
+
+from .interpreters import ForkedPopen
+
+gc.disable()  # until all tests are collected: what is imported meanwhile stays, and is a lot to look through
+os.fsync = lambda _: None  # no test is about a power cut, and a disk takes milliseconds each time
+importlib.metadata.version = functools.cache(importlib.metadata.version)  # every run asks for several
 
 # The same examples each time, and no complaint that a busy machine makes few of them per second.
 hypothesis.settings.register_profile(
@@ -25,13 +33,14 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("repeatable")
 
-# Several at once, which would only get in each other's way.
+# Several at once, which would only get in each other's way, and all that are forked from one server.
 STARTING_PROCESSES = tuple(
     f"tests/{place}"
     for place in (
         "distributed/",
         "experiment/fleet/",
         "experiment/test_fleet_processes.py",
+        "experiment/process/test_malloc.py",
         "experiment/test_resume.py::test_kill_9",
         "integration/",
     )
@@ -54,6 +63,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log)
 
 
+def pytest_collection_finish() -> None:
+    import torch  # the process that only hands tests to others does without
+
+    if not torch.cuda.is_available():  # where torch keeps every seed for a GPU, with the stack that set it
+        torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = lambda _: None
+    gc.collect()
+    gc.freeze()  # nor is it looked through later
+    gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if (seed := config.getoption("--shuffle")) is not None:
         rng = random.Random(seed)
@@ -64,6 +83,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures of modules, too
 def pytest_runtest_setup() -> None:
+    import torch  # the process that only hands tests to others does without
+
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - for what uses the global generator
     torch.manual_seed(0)
@@ -79,11 +100,14 @@ def _seeded_spaces_and_envs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_interpreter_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_interpreter_outlives_its_test(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     """A test that fails while its processes run would slow down all others."""
     started: list[subprocess.Popen[Any]] = []
+    base: Any = ForkedPopen if request.node.get_closest_marker("forked") else subprocess.Popen
 
-    class Popen(subprocess.Popen):  # type: ignore[type-arg]
+    class Popen(base):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             if isinstance(self.args, list) and self.args[0] == sys.executable:

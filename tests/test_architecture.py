@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import os
 import re
@@ -24,6 +25,11 @@ ALLOWED: dict[str, set[str]] = {
 }
 SKIPPED_FOLDERS = {".git", ".venv", ".types", "build", "dist", "runs", "__pycache__"}
 USER_FACING = {"ValueError", "TypeError", "RuntimeError", "ImportError", "FileNotFoundError"}
+
+
+@functools.cache  # several tests look at every file
+def nodes_of(source: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(source)))
 
 
 def text_files(*suffixes: str) -> list[Path]:
@@ -61,7 +67,7 @@ def test_the_files_of_every_layer_are_found() -> None:
 
 def imported_names(source: str, package: list[str]) -> Iterator[str]:
     """Absolute dotted names of everything `source`, a module inside `package`, imports at any depth."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -210,7 +216,7 @@ def test_the_architecture_page_names_files_that_exist() -> None:
 def gin_names(source: str) -> list[str]:
     """Names under which the classes and functions of `source` are known to gin."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         for decorator in getattr(node, "decorator_list", []):
             called, given = decorator, []
             if isinstance(decorator, ast.Call):
@@ -248,7 +254,7 @@ def error_classes(sources: list[str]) -> set[str]:
     bases = {
         node.name: {last_name(base) for base in node.bases}
         for source in sources
-        for node in ast.walk(ast.parse(source))
+        for node in nodes_of(source)
         if isinstance(node, ast.ClassDef)
     }
     found = set(USER_FACING)
@@ -257,10 +263,10 @@ def error_classes(sources: list[str]) -> set[str]:
     return found
 
 
-def definitions(tree: ast.AST) -> dict[str, list[ast.AST]]:
+def definitions(source: str) -> dict[str, list[ast.AST]]:
     """Functions of a module and assignments to its variables, by name."""
     found: dict[str, list[ast.AST]] = {}
-    for node in ast.walk(tree):
+    for node in nodes_of(source):
         if isinstance(node, FUNCTION_TYPES):
             found.setdefault(node.name, []).append(node)
         elif isinstance(node, ast.Assign):
@@ -288,9 +294,8 @@ def raises_without_fix(source: str, errors: set[str]) -> list[int]:
 
     The text may be in the raise itself, or in a variable or function of the same module that it names.
     """
-    tree = ast.parse(source)
-    named, found = definitions(tree), []
-    for node in ast.walk(tree):
+    named, found = definitions(source), []
+    for node in nodes_of(source):
         if isinstance(node, ast.Raise) and node.exc is not None:
             raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
             if last_name(raised) in errors and not says_fix(node.exc, named):

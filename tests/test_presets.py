@@ -158,9 +158,11 @@ def run_preset(name: str, folder: Path, *settings: str, on_top: Sequence[str] = 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_collects_learns_evaluates_and_saves(name: str, tmp_path: Path) -> None:
-    settings = ["Experiment.test_run=True"]
+    settings = ["Experiment.test_run=True", "Experiment.parallel_actors=2"]
+    if name.startswith("ppo/"):
+        settings += ["PPOLearner.minibatches=2", "PPOLearner.update_epochs=1"]
     if name == "ppo/pong":
-        settings += ["Experiment.parallel_actors=2", "PPOLearner.minibatches=2"]  # pictures take their time
+        settings += ["Experiment.parallel_actors=1", "PPOLearner.minibatches=1"]  # each actor loads the game
     if name == "tmaze_long":
         settings += ["HORIZON=50"]  # else no episode of a trial run ends
     if name.startswith("offline/"):

@@ -25,7 +25,7 @@ from loxodon.agents import (
     masked_mean,
 )
 from loxodon.data import Batch
-from loxodon.nets import CriticEnsemble, FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder
+from loxodon.nets import Actor, CriticEnsemble, FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder
 
 from .recommended import all_of, recommended
 from .sign_task import after_learning
@@ -96,6 +96,7 @@ def test_loss_shapes_and_metrics(space: Space) -> None:
     assert 0 <= out.metrics["dead_units/actor"] < 1
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     ("space", "actor", "critic"),
     [(DISCRETE, 0.375594, 3.424792), (MULTI, 0.138029, 2.710208), (BOX, 110.5769, 1.633903)],
@@ -319,6 +320,7 @@ def test_binary_filter_sees_environment_units() -> None:
     torch.testing.assert_close(gain[0, :, 0, 0], torch.tensor([0.2, -0.2]))  # reward multiplier 10
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("settings", [{}, {"pass_timestep_to_heads": True}, {"time_scale": 4}])
 def test_acting_equals_the_training_forward(space: Space, settings: dict[str, Any]) -> None:
     agent, batch = make_agent(space, **settings).eval(), make_batch(space)
@@ -379,7 +381,8 @@ def test_agent_finds_the_rewarded_action(kind: str) -> None:
     torch.manual_seed(0)
     space = spaces.Discrete(2) if kind == "discrete" else spaces.Box(-1, 1, (1,), np.float32)
     memoryless = partial(FFTrajEncoder, d_model=16)
-    agent = Agent(OBS, space, tstep, memoryless, 1, tau=0.05, critic_type=CriticEnsemble)
+    heads = {"actor_type": partial(Actor, d_hidden=64), "critic_type": partial(CriticEnsemble, d_hidden=64)}
+    agent = Agent(OBS, space, tstep, memoryless, 1, tau=0.05, **heads)
 
     def draw(right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if kind == "box":

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from loxodon.agents import Agent, MultiTaskAgent
 from loxodon.data import Batch
 from loxodon.experiment.learn.learner import masked_losses
-from loxodon.nets import TransformerTrajEncoder
+from loxodon.nets import FFTrajEncoder, TransformerTrajEncoder
 
 from ..transformers import recommended
 from .test_off_policy_agents import BOX, CASES, DISCRETE, make, make_batch
@@ -20,6 +20,7 @@ from .test_off_policy_agents import BOX, CASES, DISCRETE, make, make_batch
 transformer = partial(
     TransformerTrajEncoder, d_model=16, n_layers=1, d_ff=16, dropout_ff=0.0, dropout_emb=0.0, **recommended(8)
 )
+memoryless = partial(FFTrajEncoder, d_model=16)
 
 
 def on(device: str, batch: Batch) -> Batch:
@@ -46,21 +47,24 @@ def update(agent: Any, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor
 PLANNED = [case for case, (_, _, settings) in CASES.items() if settings.get("distribution_type") != "Beta"]
 
 
-@pytest.mark.parametrize("case", [*PLANNED, "bc box"])
-@pytest.mark.parametrize("is_transformer", [False, True])
-def test_an_update_takes_shapes_alone_to_be_planned(case: str, is_transformer: bool) -> None:
-    """On the meta device, where whatever needs a value (`item`, `if tensor`, boolean indices) is an error."""
-    kind, space, settings = CASES[case]
-    chosen = {"encoder": transformer} if is_transformer else {}
-    agent = make(kind, space, **chosen, **settings).to("meta")
+@pytest.mark.parametrize("case", [*PLANNED, "bc box", "transformer"])
+def test_an_update_takes_shapes_alone_to_be_planned(case: str) -> None:
+    """On the meta device, where everything that needs a value (`item`, `if tensor`, a mask) is an error."""
+    is_transformer = case == "transformer"
+    kind, space, settings = (Agent, DISCRETE, {"encoder": transformer}) if is_transformer else CASES[case]
+    agent = make(kind, space, **settings).to("meta")
     optimizer = torch.optim.AdamW(agent.trainable_params(), lr=1e-3)
     assert update(agent, optimizer, on("meta", make_batch(space))).is_meta
 
 
 @pytest.mark.slow  # tracing takes seconds
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch
-@pytest.mark.parametrize(("kind", "space"), [(Agent, DISCRETE), (MultiTaskAgent, DISCRETE)])
-def test_compiled_losses_are_one_graph_with_the_gradients_of_before(kind: type, space: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "settings"), [(Agent, {"encoder": transformer}), (MultiTaskAgent, {"encoder": memoryless})]
+)
+def test_compiled_losses_are_one_graph_with_the_gradients_of_before(
+    kind: type, settings: dict[str, Any]
+) -> None:
     graphs: list[Any] = []
 
     def count_graphs(graph: Any, example_inputs: Any) -> Any:
@@ -69,12 +73,12 @@ def test_compiled_losses_are_one_graph_with_the_gradients_of_before(kind: type, 
 
     found = []
     for is_compiled in (False, True):
-        agent = make(kind, space, encoder=transformer)
+        agent = make(kind, DISCRETE, **settings)
         names = list(agent.state_dict())
         if is_compiled:
             agent.compile_learning(backend=count_graphs)
         assert list(agent.state_dict()) == names
-        batch = make_batch(space)
+        batch = make_batch(DISCRETE)
         for _ in range(2):  # statistics and targets move between the two
             torch.manual_seed(2)
             agent.zero_grad()

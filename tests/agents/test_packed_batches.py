@@ -123,6 +123,7 @@ def of_windows(values: Tensor, batch: Batch) -> Tensor:
     return torch.cat([parts[i] for i in batch.sources.argsort().tolist()])
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("case", CASES)
 def test_packed_windows_have_the_losses_gradients_and_statistics_of_padded_ones(case: str) -> None:
     kind, space, encoder, settings = CASES[case]

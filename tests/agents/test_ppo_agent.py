@@ -24,6 +24,7 @@ ASYMMETRIC = {"share_encoder": False, "actor_obs_keys": ["observation"]}
 # --- acting and evaluating -----------------------------------------------------------------------------
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     ("encoder", "space", "kwargs"),
     [
@@ -52,6 +53,7 @@ def test_evaluating_reproduces_acting(encoder: str, space: Any, kwargs: dict[str
         assert found.params.shape[:2] == (3, 6)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("kwargs", [{}, SEPARATE], ids=["shared", "separate"])
 @pytest.mark.parametrize("space", [DISCRETE, MULTI], ids=["discrete", "factors"])
 def test_evaluating_leaves_out_the_actions_that_acting_left_out(space: Any, kwargs: dict[str, Any]) -> None:

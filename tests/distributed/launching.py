@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import psutil
+import pytest
+
+from ..interpreters import ForkedPopen
 
 ON_CPU = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,21 +34,35 @@ def free_port() -> int:
         return port
 
 
+def start(words: Sequence[str], log: Path, **environment: str) -> subprocess.Popen[str]:
+    """A Python process of a session of its own, which prints to this file."""
+    with log.open("w") as out:
+        return subprocess.Popen(
+            [sys.executable, *words],
+            env={**os.environ, **ON_CPU, **environment},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def start_pair(words: Sequence[str], logs: Sequence[Path]) -> list[subprocess.Popen[str]]:
+    """Two processes that train together, as a launcher would start them."""
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2")
+    return [
+        start(words, log, RANK=rank, LOCAL_RANK=rank, **shared) for rank, log in zip("01", logs, strict=True)
+    ]
+
+
 def run_scenarios(folder: Path) -> None:
     """Run all scenarios in two processes; it fails if one of them does."""
     code = _BOOTSTRAP.format(tests=str(ROOT / "tests"), folder=str(folder))
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **ON_CPU}
-    shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2")
-    processes, logs = [], [folder / f"out_{rank}.txt" for rank in range(2)]
-    for rank, log in enumerate(logs):
-        with log.open("w") as out:
-            process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
-        processes.append(process)
+    logs = [folder / f"out_{rank}.txt" for rank in range(2)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", ForkedPopen)  # as for tests that are marked `forked`
+        processes = start_pair(["-c", code], logs)
     deadline_s = time.monotonic() + 200
     try:
         while any(process.poll() is None for process in processes) and time.monotonic() < deadline_s:
@@ -64,11 +80,18 @@ class Run:
     """Processes of one run through the front door."""
 
     def __init__(self, folder: Path, config: str = "tmaze", settings: Sequence[str] = ()) -> None:
-        self.folder, self._started = folder, list[subprocess.Popen[str]]()
+        self.folder, self._logs = folder, dict[subprocess.Popen[str], Path]()
         self._config, self._settings = config, settings or SETTINGS
 
-    def learn(self, *words: str, mode: str = "learn") -> subprocess.Popen[str]:
-        """The processes that train, under `accelerate launch`."""
+    def learn(self, *words: str, mode: str = "learn") -> list[subprocess.Popen[str]]:
+        """The processes that train, by rank."""
+        logs = [self._new_log(), self._new_log("_1")]
+        pair = start_pair([*self._command(mode), *words], logs)
+        self._logs |= zip(pair, logs, strict=True)
+        return pair
+
+    def launch(self, *words: str, mode: str = "learn") -> subprocess.Popen[str]:
+        """The same under `accelerate launch`."""
         launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
         quiet = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
         port = ["--main_process_port", str(free_port())]
@@ -86,23 +109,18 @@ class Run:
         ]
         return [str(ROOT / "examples" / "run.py"), "--config", self._config, "--mode", mode, *settings]
 
+    def _new_log(self, ending: str = "") -> Path:
+        return self.folder / f"out_{len(self._logs)}{ending}.txt"
+
     def _start(self, words: list[str]) -> subprocess.Popen[str]:
-        name = f"out_{len(self._started)}.txt"
-        with (self.folder / name).open("w") as out:
-            process = subprocess.Popen(
-                [sys.executable, *words],
-                env={**os.environ, **ON_CPU},
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-            )
-        self._started.append(process)
+        log = self._new_log()
+        process = start(words, log)
+        self._logs[process] = log
         return process
 
     def text(self, process: subprocess.Popen[str]) -> str:
         """What a process and its children have printed so far."""
-        return (self.folder / f"out_{self._started.index(process)}.txt").read_text()
+        return self._logs[process].read_text()
 
     def wait_for(self, condition: Callable[[], object], *alive: subprocess.Popen[str]) -> None:
         """Return once the condition holds; fails after a minute or when one of `alive` has ended."""
@@ -110,21 +128,13 @@ class Run:
         while not condition():
             for process in alive:
                 assert process.poll() is None, self.text(process)
-            assert time.monotonic() < deadline, "\n".join(map(self.text, self._started))
+            assert time.monotonic() < deadline, "\n".join(map(self.text, self._logs))
             time.sleep(0.05)
 
     def end_of(self, process: subprocess.Popen[str]) -> int:
         """Exit status of a process that ends within the limit."""
         self.wait_for(lambda: process.poll() is not None)
         return int(process.returncode)
-
-
-def rank_of(launcher: subprocess.Popen[str], rank: int) -> int:
-    """Process id of one of the launcher's training processes."""
-    for child in psutil.Process(launcher.pid).children():
-        if child.environ().get("RANK") == str(rank):
-            return int(child.pid)
-    raise AssertionError(f"no process of rank {rank}")
 
 
 SETTINGS = (
@@ -138,7 +148,7 @@ SETTINGS = (
     "Experiment.train_batches_per_epoch=10",
     "Experiment.start_learning_at_epoch=0",
     "MetricLogger.tensorboard=False",
-    "Experiment.verbose=True",
+    "Experiment.verbose=False",
     "Experiment.dloader_workers=0",
     "Experiment.ckpt_interval=None",
     "Experiment.epochs=100_000",

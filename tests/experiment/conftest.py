@@ -10,9 +10,10 @@ import torch
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    """Bindings and switches of one test are no business of the next."""
+def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Bindings and switches of one test are no business of the next; curves take long, and are left out."""
     gin.clear_config()
+    monkeypatch.setattr("loxodon.experiment.experiment.draw_if_possible", lambda run_dir: None)
     yield
     gin.clear_config()
     if torch.are_deterministic_algorithms_enabled():

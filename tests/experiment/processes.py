@@ -24,6 +24,17 @@ exp.close()
 """
 CONFIG_SCRIPT = "import sys; from loxodon.tools.run import main; sys.exit(main(sys.argv[1:]))"
 
+KILLED = """
+import os, signal
+from loxodon.experiment.learn import learner
+update = learner.Learner.update
+def dying(self, *args):
+    if self.gradient_steps == {updates}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return update(self, *args)
+learner.Learner.update = dying
+"""
+
 
 def launch(folder: Path, *words: str, **changes: Any) -> subprocess.Popen[str]:
     """A run of `make_experiment`, in a process group of its own."""
@@ -68,19 +79,13 @@ def is_anybody_left(group: int) -> bool:
     return True
 
 
-def kill_and_resume(folder: Path, *, after_epoch: int, last_epoch: int) -> None:
-    """Run `exact.gin`, whose run is called "exact" and lies beside it; `kill -9` it after that checkpoint.
-
-    last_epoch: of the run, before which it has to be dead.
-    """
-    victim = start(CONFIG_SCRIPT, "--config", "exact.gin", cwd=folder)
-    marker = folder / f"exact/ckpts/training_states/exact_epoch_{after_epoch}/COMPLETE"
-    wait_for(marker.exists, victim)
-    victim.send_signal(signal.SIGKILL)
-    victim.wait()
+def kill_and_resume(folder: Path, *, after_updates: int) -> None:
+    """Run `exact.gin`; `kill -9` it where it has made so many updates, and resume it."""
+    words = ["--config", "exact.gin", "Experiment.verbose=False"]
+    victim = start(KILLED.format(updates=after_updates) + CONFIG_SCRIPT, *words, cwd=folder)
+    status = victim.wait(timeout=100)
     victim.stdout.close()  # type: ignore[union-attr]  # an orphaned loader worker keeps the other end for a while
-    last = max(int(path.name.rpartition("_")[2]) for path in marker.parents[1].glob("exact_epoch_*[0-9]"))
-    assert last < last_epoch  # else it was not killed in time
-    resumed = start(CONFIG_SCRIPT, "--config", "exact.gin", "--resume", cwd=folder)
+    assert status == -signal.SIGKILL
+    resumed = start(CONFIG_SCRIPT, *words, "--resume", cwd=folder)
     text = finish(resumed)
     assert resumed.returncode == 0, text

@@ -183,7 +183,7 @@ def test_a_run_of_two_processes_goes_on_in_one(tmp_path: Path, caplog: pytest.Lo
     assert sum(len(load_trajectory(path)) for path in stored) == 2 * 36  # of both
     assert not second.collector.groups[0].state.time_idxs.any()  # type: ignore[union-attr]
     for exp in (first, second):
-        exp.train_envs.close()
+        exp.close()
 
 
 def test_another_format_is_refused(four_epochs: Experiment) -> None:

@@ -113,6 +113,7 @@ def assert_the_records_tell_of_it(run_dir: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.forked
 @pytest.mark.timeout(300)
 def test_a_run_of_learner_and_actors_keeps_its_pace_and_its_data_whoever_dies_and_all_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -164,6 +165,7 @@ def test_a_run_of_learner_and_actors_keeps_its_pace_and_its_data_whoever_dies_an
 
 
 @pytest.mark.slow
+@pytest.mark.forked
 @pytest.mark.timeout(300)
 def test_a_signal_to_all_processes_of_the_machine_is_no_failure_and_nobody_stays(tmp_path: Path) -> None:
     process = launch(
@@ -201,9 +203,11 @@ policy = loxodon.experiment.load_policy("alone.safetensors")
 print(policy.act(np.zeros(3, np.float32)) in range(4))
 
 from tests.experiment import fakes
+from loxodon.envs import EnvSpec, TMazePassive
 from loxodon.experiment.artifacts import UrlStore
 exp = fakes.make_experiment(
-    ".", epochs=1, env_mode="async", async_env_mp_context="spawn", dloader_workers=1,
+    ".", epochs=1, make_train_env=EnvSpec(TMazePassive, {"horizon": 3}), env_mode="async",
+    async_env_mp_context="spawn", dloader_workers=1,
     val_timesteps_per_epoch=0,
     **{"Artifacts.store": lambda: UrlStore("store")},
 )

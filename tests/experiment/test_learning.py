@@ -94,7 +94,7 @@ def test_the_agent_learns_both_factors_and_acts_without_the_experiment(tmp_path:
             val_timesteps_per_epoch=40,
             sample_actions_val=False,
             parallel_actors=8,
-            epochs=6,
+            epochs=4,
             train_timesteps_per_epoch=64,
             train_batches_per_epoch=60,
             batch_size=16,
@@ -134,10 +134,12 @@ def _leave_no_trace() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.learning
 def test_hindsight_learns_where_rewards_are_too_rare(tmp_path: Path) -> None:
-    """With strategy "none" it is a fifth of the goals, in place of half of them (seeds 0 and 1)."""
+    """With strategy "none" it is 0.15 of the goals instead of 0.43."""
     settings = {
         "Experiment.ckpt_base_dir": str(tmp_path),
         "Experiment.seed": 0,
+        "Actor.d_hidden": 64,
+        "CriticEnsemble.d_hidden": 64,
         "MazeRunner.size": 9,
         "MazeRunner.time_limit": 30,
         "Experiment.max_seq_len": 30,

@@ -18,7 +18,7 @@ from loxodon.data import DiskTrajDataset, MemoryTrajDataset
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
 from loxodon.experiment.ppo import PPOLearner
-from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, IdentityTrajEncoder, PolicyHead
+from loxodon.nets import CriticEnsemble, FFTstepEncoder, GRUTrajEncoder, IdentityTrajEncoder, PolicyHead
 
 from .demonstrations import (
     ENCODER,
@@ -38,9 +38,9 @@ from .fakes import make_experiment, metrics, run
 @pytest.mark.parametrize(
     ("kind", "agent", "num_batches"),
     [
-        ("discrete", partial(PPOAgent, share_encoder=False, value_norm="popart"), 200),
-        ("box", PPOAgent, 400),
-        ("multi", partial(PPOAgent, value_norm="running"), 200),
+        ("discrete", partial(PPOAgent, share_encoder=False, value_norm="popart"), 100),
+        ("box", PPOAgent, 250),
+        ("multi", partial(PPOAgent, value_norm="running"), 100),
     ],
 )
 def test_an_imitating_agent_is_good_before_ppo_begins_and_ppo_goes_on(
@@ -137,12 +137,13 @@ def test_off_policy_training_hands_over_encoders_and_a_policy_of_the_same_build(
     assert changed == {"tstep_encoder"}  # the identity has no weights, and the heads differ
     assert "hands over" in caplog.text
     assert "policy_head (4)" in caplog.text.partition("not loaded")[2]
+    critics = partial(CriticEnsemble, d_hidden=8)
     head = partial(PolicyHead, n_layers=2, activation="leaky_relu")
     caplog.clear()
     made = stage(
-        num_batches=200,
+        num_batches=100,
         method="off_policy",
-        agent_type=partial(Agent, fake_filter=True, online_coeff=0.0, offline_coeff=1.0),
+        agent_type=partial(Agent, fake_filter=True, online_coeff=0.0, offline_coeff=1.0, critic_type=critics),
     )
     exp = run(make_ppo(tmp_path / "c", agent_type=partial(PPOAgent, policy_head_type=head), callbacks=[made]))
     assert "policy_head (6)" in caplog.text.partition("not loaded")[0]

@@ -17,7 +17,7 @@ SCRIPT = """
 mount -t tmpfs -o size=2m tmpfs "$1" || exit 99
 "$2" "$3" --config tmaze --run-name full "Experiment.ckpt_base_dir='$1'" Experiment.epochs=100 \
     Experiment.train_batches_per_epoch=0 Experiment.val_interval=None Experiment.val_timesteps_per_epoch=0 \
-    HORIZON=10 Experiment.max_seq_len=11 Experiment.train_timesteps_per_epoch=500
+    HORIZON=10 Experiment.max_seq_len=11 Experiment.train_timesteps_per_epoch=500 Experiment.verbose=False
 code=$?
 cp -r "$1/full/buffer" "$4"
 exit $code

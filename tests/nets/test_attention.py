@@ -14,6 +14,7 @@ from loxodon.nets.positions import HeadPositions, PositionFeatures, rotate
 
 from ..rounding import assert_equal_but_for_rounding
 
+pytestmark = pytest.mark.kernels
 B, L, H, E, FIXED = 3, 7, 4, 6, 1
 NUM_OPS = 1_000  # sums over heads and timesteps
 

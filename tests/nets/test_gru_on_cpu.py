@@ -37,6 +37,7 @@ def by_timestep(rnn: nn.GRU, seq: Tensor, state: Tensor, resets: Tensor) -> tupl
     return torch.cat(parts, dim=1), state
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     ("num_layers", "is_shut", "has_resets"), [(1, False, False), (3, False, True), (1, True, False)]
 )
@@ -82,6 +83,7 @@ def test_torch_does_it_where_it_is_faster_or_mixes_precisions() -> None:
         assert not is_faster_for(seq, 64)
 
 
+@pytest.mark.kernels
 def test_the_encoder_trains_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """With an encoder's own weights frozen in part, and episodes that begin inside."""
     encoder = GRUTrajEncoder(3, 8, d_hidden=5, d_output=4, n_layers=2)

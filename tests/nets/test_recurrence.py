@@ -122,6 +122,7 @@ def tensors(result: object) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else list(result)  # type: ignore[call-overload]
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_chunks_give_the_results_and_gradients_of_the_loop(kind: str, length: int) -> None:
@@ -181,6 +182,7 @@ def test_installed_kernels_give_the_results_and_gradients_of_the_loop(
         torch.testing.assert_close(one.double().cpu(), other, rtol=close, atol=close)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("strength", [1e-4, 1e3])
 @pytest.mark.parametrize("kind", ["matrix", "matrix_per_key"])
 def test_neither_strong_nor_absent_decay_overflows(kind: str, strength: float) -> None:
@@ -193,6 +195,7 @@ def test_neither_strong_nor_absent_decay_overflows(kind: str, strength: float) -
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.kernels
 def test_one_step_is_a_sequence_of_one() -> None:
     for sequence, step, args in (
         (R.matrix_recurrence, R.matrix_step, matrix(1)),

@@ -56,6 +56,7 @@ def played_in_general(encoder: TransformerTrajEncoder, **kwargs: int) -> Tensor:
         return played(encoder, **kwargs)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("heads", ["rotary", HEADS[8], (*HEADS[4], *["alibi"] * 4)], ids=str)
 @pytest.mark.parametrize("first", [0, 300, 16_380])
 def test_it_is_the_step_of_every_setting(heads: Any, first: int) -> None:

@@ -203,7 +203,7 @@ def test_a_failed_resume_changes_nothing(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_run_without_any_update_fails_and_says_why(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    words = ["Experiment.verbose=False", "TMazePassive.horizon=1000", "Experiment.epochs=3"]
+    words = ["Experiment.verbose=False", "TMazePassive.horizon=100", "Experiment.epochs=3"]
     assert main(["--config", "tiny.gin", *words, "Experiment.ckpt_interval=None"]) == 1
     assert "error: This run made no update. No episode has ended" in (text := capsys.readouterr().err)
     assert "Experiment.traj_save_len, e.g. to 500" in text

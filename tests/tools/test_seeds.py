@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from loxodon.experiment.process import signals
 from loxodon.tools.arguments import parse_run
 from loxodon.tools.run import main
 from loxodon.tools.seeds import run_seeds
@@ -100,10 +101,9 @@ signal.signal(signal.SIGTERM, lambda *_: job.kill())
 signal.signal(signal.SIGUSR1, lambda signum, frame: job.send_signal(signum))
 sys.exit(job.wait())
 """
-SAVES = """
-import pathlib, sys
-from loxodon.experiment.process.signals import StopRequest
-with StopRequest() as stop:
+SAVES = f"""
+import pathlib, runpy
+with runpy.run_path({signals.__file__!r})["StopRequest"]() as stop:  # without the whole library
     pathlib.Path("began").touch()
     while not stop.requested():
         pass
@@ -132,6 +132,7 @@ def test_runs_of_slurm_save_before_they_end(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.slow
+@pytest.mark.forked
 def test_only_runs_go_on_that_have_not_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +142,7 @@ def test_only_runs_go_on_that_have_not_finished(
     assert main(words) == 0
     run_dir = Path("runs/tiny-seed3")
     assert "final success rate" in (run_dir / "logs" / "console.log").read_text()
+    assert (run_dir / "logs" / "curves.png").is_file()
     before = metrics(run_dir)
     assert main([*words, "--resume"]) == 0
     assert "tiny-seed3 has finished already\n" in capsys.readouterr().out

@@ -28,6 +28,7 @@ from loxodon.tools.run import main
 
 from ..processes import wait_for
 
+pytestmark = pytest.mark.forked
 SCRIPT = Path(__file__).parents[3] / "examples" / "run.py"
 LONG = ["Experiment.epochs=100000", "Experiment.val_interval=None", "Experiment.ckpt_interval=None"]
 

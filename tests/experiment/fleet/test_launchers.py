@@ -102,6 +102,7 @@ def test_a_job_that_is_queued_again_resumes_what_there_is(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.forked
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not has("submitit"), reason="needs submitit")
 def test_slurm_jobs_train(tiny: Any, capfd: pytest.CaptureFixture[str]) -> None:
@@ -134,22 +135,18 @@ def test_slurm_jobs_train(tiny: Any, capfd: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not has("ray"), reason="needs ray")
-def test_ray_actors_train(tiny: Any, tmp_path: Path) -> None:
+def test_ray_actors_train(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     words = ["--backend", "ray", "--ray-address", "local", "--ray-cpus", "0.1", *WORDS, "Experiment.epochs=4"]
-    done = subprocess.run(
-        [sys.executable, "-m", "loxodon.tools.launch", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "HOME": str(tmp_path)},
-    )
-    assert done.returncode == 0, done.stderr
+    assert launch.main(words) == 0
     assert max(record["gradient_steps"] for record in tiny.records()) == 16
     assert tiny.actors()
     log = (tiny.run_dir / "logs/actors/ray_pool_0.log").read_text()
     assert "actor 0 started: process" in log
     assert "usage stats" not in log.lower()  # it reports nothing home
-    assert "--backend ray --ray-address local --config tiny.gin" in done.stdout
+    assert "--backend ray --ray-address local --config tiny.gin" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,12 @@ import pytest
 import torch
 
 from loxodon.agents import LinearSchedule
-from loxodon.experiment import Experiment
 from loxodon.experiment.config.registry import find
 from loxodon.experiment.ppo import PPOLearner
 from loxodon.experiment.settings import fields_with
 
 from .rollouts import make_agent, make_collector, make_learner
-from .whole_runs import learned, ppo_experiment, weights
+from .whole_runs import ppo_experiment, weights
 
 DOC = Path(__file__).parents[3] / "docs" / "ppo_from_skrl.md"
 SMALL = {"PPOLearner.minibatches": 2, "PPOLearner.update_epochs": 2}
@@ -93,13 +95,13 @@ CASES: list[tuple[str, Any, dict[str, Any]]] = [
 
 
 @pytest.fixture(scope="module")
-def base_runs() -> dict[str, Experiment]:
-    """Runs that several cases are compared with, by what they bind."""
+def base_runs() -> dict[str, list[dict[str, torch.Tensor]]]:
+    """Weights of runs that several cases are compared with, by what these bind."""
     return {}
 
 
-def short_run(folder: Path, settings: dict[str, Any]) -> Experiment:
-    """Two epochs with the settings bound in gin, those of Experiment given to it."""
+def short_run(folder: Path, settings: dict[str, Any]) -> Iterator[dict[str, torch.Tensor]]:
+    """Weights after each of two epochs, which save nothing; others than settings of Experiment are bound."""
     own = {key.split(".")[1]: value for key, value in settings.items() if key.startswith("Experiment.")}
     gin.clear_config()
     bound = {k: v for k, v in {**SMALL, **settings}.items() if "." in k and not k.startswith("Experiment.")}
@@ -107,9 +109,15 @@ def short_run(folder: Path, settings: dict[str, Any]) -> Experiment:
     exp = ppo_experiment(
         folder,
         settings.get("encoder", "gru"),
-        **{"on_policy_learner_type": PPOLearner, "ckpt_interval": None, **own},
+        **{"on_policy_learner_type": PPOLearner, "ckpt_interval": None, "epochs": 3, **own},
     )
-    return learned(exp)
+    exp.start()
+    with closing(exp.learn_iter()) as epochs, closing(exp):  # type: ignore[type-var]  # it is a generator
+        yield from (weights(exp) for _ in islice(epochs, 2))
+
+
+def are_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.allclose(one[k], other[k], atol=1e-7) for k in one)
 
 
 @pytest.mark.parametrize(
@@ -117,17 +125,15 @@ def short_run(folder: Path, settings: dict[str, Any]) -> Experiment:
 )
 def test_changing_a_setting_changes_what_is_learned(
     tmp_path_factory: pytest.TempPathFactory,
-    base_runs: dict[str, Experiment],
+    base_runs: dict[str, list[dict[str, torch.Tensor]]],
     name: str,
     value: Any,
     needs: dict[str, Any],
 ) -> None:
     if (key := str(needs)) not in base_runs:
-        base_runs[key] = short_run(tmp_path_factory.mktemp("base"), needs)
-    changed = short_run(tmp_path_factory.mktemp("changed"), {**needs, name: value})
-    before, after = weights(base_runs[key]), weights(changed)
-    same_names = before.keys() == after.keys()
-    assert not (same_names and all(torch.allclose(before[k], after[k], atol=1e-7) for k in before))
+        base_runs[key] = list(short_run(tmp_path_factory.mktemp("base"), needs))
+    with closing(short_run(tmp_path_factory.mktemp("changed"), {**needs, name: value})) as changed:
+        assert not all(map(are_close, base_runs[key], changed))  # most differ after the first epoch
 
 
 @pytest.mark.parametrize(("scope", "expected"), [("batch", 2), ("epoch", 1), ("update", 1)])

@@ -20,7 +20,7 @@ from loxodon.experiment.checkpoint.policy_file import read_info
 from loxodon.experiment.process.signals import StopRequest
 from loxodon.tools.run import exit_status
 
-from .fakes import CountingEnv, make_experiment, metrics, run
+from ..fakes import CountingEnv, make_experiment, metrics, run
 
 FOREVER = 10**6
 NEVER: dict[str, Any] = {"val_timesteps_per_epoch": 0, "val_interval": None, "evaluate_at_end": False}

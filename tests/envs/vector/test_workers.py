@@ -16,6 +16,7 @@ import time
 from asyncio import CancelledError
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import gin
@@ -261,8 +262,8 @@ import time; time.sleep(60)
 
 @pytest.mark.slow
 def test_no_orphans_when_the_parent_is_killed() -> None:
-    here = os.path.dirname(__file__)  # noqa: PTH120
-    parent = subprocess.Popen([sys.executable, "-c", ORPHAN_SCRIPT, here], stdout=subprocess.PIPE, text=True)
+    envs = str(Path(__file__).parents[1])
+    parent = subprocess.Popen([sys.executable, "-c", ORPHAN_SCRIPT, envs], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pids = [int(pid) for pid in parent.stdout.readline().split()]
     assert len(pids) == 4
