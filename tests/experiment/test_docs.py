@@ -196,7 +196,7 @@ def test_the_table_of_figures_is_what_a_run_logs_and_its_policy_acts(tmp_path: P
     rows = re.findall(r"^\| (`ppo/.*?) \|", PAGES["on_policy"], flags=re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(ppo/\w+)`", row)}
     assert {name for name in found if re.fullmatch(r"ppo/\w+", name)} == named  # parts have further names
-    (sample,) = (text for text in samples("checkpoints", "python") if "load_policy" in text)
+    sample = next(text for text in samples("deploy", "python") if "load_policy" in text)
     (folder,) = (path.parent for path in tmp_path.glob("*/ckpts"))
     acted: dict[str, Any] = {}
     exec(sample.replace("runs/my-run", str(folder)), acted)
@@ -249,7 +249,7 @@ def test_the_pace_of_the_preset_is_as_the_page_says() -> None:
     names = ("parallel_actors", "train_timesteps_per_epoch", "train_batches_per_epoch")
     actors, timesteps, updates = (gin.query_parameter(f"Experiment.{name}") for name in names)
     text = f"{updates} updates / ({actors} x {timesteps} env steps) = {updates / (actors * timesteps):.4f}"
-    assert text in PAGES["scaling"]
+    assert text in PAGES["replay_ratio"]
 
 
 # ---- coming from AMAGO and SB3 ----
