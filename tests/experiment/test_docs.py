@@ -185,7 +185,7 @@ def test_the_table_of_settings_is_that_of_the_code() -> None:
         for p in inspect.signature(kind.__init__).parameters.values()  # type: ignore[misc]
         if p.kind is inspect.Parameter.KEYWORD_ONLY
     }
-    rows = re.findall(r"^\| `(\w+\.\w+)` \| `([^`]+)` \|", PAGES["on_policy"], flags=re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+\.\w+)` \| `([^`]+)` \|", PAGES["ppo_reference"], flags=re.MULTILINE)
     assert dict(rows) == expected
 
 
@@ -193,7 +193,7 @@ def test_the_table_of_figures_is_what_a_run_logs_and_its_policy_acts(tmp_path: P
     found = figures_of(tmp_path, samples("on_policy", "gin")[0], "PPOAgent.share_encoder = True")
     drawn = {name for _, _, names in PANELS for name in names if name.startswith("ppo/")}
     assert drawn <= found.keys()
-    rows = re.findall(r"^\| (`ppo/.*?) \|", PAGES["on_policy"], flags=re.MULTILINE)
+    rows = re.findall(r"^\| (`ppo/.*?) \|", PAGES["ppo_reference"], flags=re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(ppo/\w+)`", row)}
     assert {name for name in found if re.fullmatch(r"ppo/\w+", name)} == named  # parts have further names
     sample = next(text for text in samples("deploy", "python") if "load_policy" in text)
