@@ -1,4 +1,4 @@
-"""Write what was measured of trajectory encoders into docs/encoders.md: a table and a picture.
+"""Write what was measured of trajectory encoders into docs/results_encoders.md: a table and a picture.
 
 OMP_NUM_THREADS=1 python benchmarks/encoders.py > benchmarks/results/encoders.json
 python benchmarks/learning.py --suite encoders --jobs 2
@@ -15,7 +15,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PAGE, PICTURE = ROOT / "benchmarks" / "results", ROOT / "docs" / "encoders.md", "encoders.png"
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE, PICTURE = ROOT / "docs" / "results_encoders.md", "encoders.png"
 BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->"
 LENGTHS, CONTEXTS = ("128", "1024", "4096"), ("128", "1024", "8192")
 LABELS = {

@@ -1,4 +1,4 @@
-"""The Python samples of docs/data.md run, and it names every dataset."""
+"""The Python samples of docs/data.md and docs/sampling.md run, and the former names every dataset."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import loxodon.data
 from loxodon.data import MemoryTrajDataset, RLDataset, Trajectory
 from loxodon.data.batch import pad_batch
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE, SAMPLING = ((DOCS / name).read_text(encoding="utf-8") for name in ("data.md", "sampling.md"))
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +23,9 @@ def names() -> dict[str, Any]:
     """What the Python samples define."""
     defined: dict[str, Any] = {"__name__": "docs_sample"}
     with gin.unlock_config():
-        for code in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
-            exec(code, defined)
+        for code in re.findall(r"```python\n(.*?)```", PAGE + SAMPLING, flags=re.DOTALL):
+            if "__main__" not in code:  # a script of examples/, which has a test of its own
+                exec(code, defined)
     return defined
 
 

@@ -185,7 +185,7 @@ def test_the_table_of_settings_is_that_of_the_code() -> None:
         for p in inspect.signature(kind.__init__).parameters.values()  # type: ignore[misc]
         if p.kind is inspect.Parameter.KEYWORD_ONLY
     }
-    rows = re.findall(r"^\| `(\w+\.\w+)` \| `([^`]+)` \|", PAGES["on_policy"], flags=re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+\.\w+)` \| `([^`]+)` \|", PAGES["ppo_reference"], flags=re.MULTILINE)
     assert dict(rows) == expected
 
 
@@ -193,10 +193,10 @@ def test_the_table_of_figures_is_what_a_run_logs_and_its_policy_acts(tmp_path: P
     found = figures_of(tmp_path, samples("on_policy", "gin")[0], "PPOAgent.share_encoder = True")
     drawn = {name for _, _, names in PANELS for name in names if name.startswith("ppo/")}
     assert drawn <= found.keys()
-    rows = re.findall(r"^\| (`ppo/.*?) \|", PAGES["on_policy"], flags=re.MULTILINE)
+    rows = re.findall(r"^\| (`ppo/.*?) \|", PAGES["ppo_reference"], flags=re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(ppo/\w+)`", row)}
     assert {name for name in found if re.fullmatch(r"ppo/\w+", name)} == named  # parts have further names
-    (sample,) = (text for text in samples("checkpoints", "python") if "load_policy" in text)
+    sample = next(text for text in samples("deploy", "python") if "load_policy" in text)
     (folder,) = (path.parent for path in tmp_path.glob("*/ckpts"))
     acted: dict[str, Any] = {}
     exec(sample.replace("runs/my-run", str(folder)), acted)
@@ -249,7 +249,7 @@ def test_the_pace_of_the_preset_is_as_the_page_says() -> None:
     names = ("parallel_actors", "train_timesteps_per_epoch", "train_batches_per_epoch")
     actors, timesteps, updates = (gin.query_parameter(f"Experiment.{name}") for name in names)
     text = f"{updates} updates / ({actors} x {timesteps} env steps) = {updates / (actors * timesteps):.4f}"
-    assert text in PAGES["scaling"]
+    assert text in PAGES["replay_ratio"]
 
 
 # ---- coming from AMAGO and SB3 ----

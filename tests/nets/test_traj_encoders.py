@@ -4,7 +4,6 @@ to go on from an exported state exactly.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -555,10 +554,10 @@ def test_the_spectral_norm_of_reparametrised_layers_is_their_gain() -> None:
 
 
 def test_the_mixer_in_the_docs_obeys_the_contract() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "encoders.md").read_text(encoding="utf-8")
-    own: dict[str, Any] = {}
-    exec(re.findall(r"```python\n(.*?)```", page, re.S)[0], own)
-    encoder = own["EMATrajEncoder"](DIM, WINDOW, d_model=16, n_layers=2).eval()
+    script = (Path(__file__).parents[2] / "examples" / "own_memory.py").read_text(encoding="utf-8")
+    own: dict[str, Any] = {"__name__": "own_memory"}
+    exec(script.replace("MyMemory", "ShownMemory"), own)  # the example itself has the name in gin
+    encoder = own["ShownMemory"](DIM, WINDOW, d_model=16, n_layers=2).eval()
     seq, times, resets = make_history(20)
     with torch.no_grad():
         full, _ = encoder(seq, times, resets=resets)
