@@ -306,8 +306,8 @@ CLASSIC = {
         _RETURN,
         target,
         *_general("@gym_env()", 64, f"gym_env.env_id='{env_id}'"),
-        "Experiment.learning_rate=5e-4",  # CartPole-v1 rises and falls with 1e-3 (docs/choices.md)
-        "Experiment.replay_ratio=0.16",  # 0.6 times the env steps of 0.04 (docs/choices.md)
+        "Experiment.learning_rate=5e-4",  # CartPole-v1 rises and falls with 1e-3 (docs/notebook)
+        "Experiment.replay_ratio=0.16",  # 0.6 times the env steps of 0.04 (docs/notebook)
         "Experiment.grad_clip=1",  # with 40, CartPole-v1 and Acrobot-v1 take 1.3 and 1.7 times as many
     )
     for env_id, target in (("CartPole-v1", 475.0), ("Pendulum-v1", -200.0), ("Acrobot-v1", -100.0))

@@ -207,7 +207,7 @@ class Settings:
     grad_clip: float = setting(
         1.0,
         "largest norm of the gradient; 0 or less: no clipping. Where it is often exceeded, values of rare "
-        "rewards stay far below their targets (docs/choices.md)",
+        "rewards stay far below their targets (docs/notebook)",
     )
     l2_coeff: float = setting(1e-3, "weight decay of AdamW", lowest=0)
     mixed_precision: str = setting("no", "precision of the updates", choices=("no", "fp16", "bf16"))

@@ -15,7 +15,7 @@ def keep_freed_memory() -> None:
 
     Each update frees and asks for the same hundreds of megabytes. glibc gives large blocks back to the
     kernel, which fills new ones with zeros, page by page: a third of an update on long sequences
-    (docs/learners.md). The process then holds as much memory as it has ever needed. Whoever has set a MALLOC_
+    (docs/gpu.md). The process then holds as much memory as it has ever needed. Whoever has set a MALLOC_
     variable has decided otherwise. Does nothing without glibc.
 
     To be called before the first tensor of 2 MB is made.

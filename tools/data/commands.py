@@ -518,7 +518,7 @@ def _convert(args: argparse.Namespace) -> bool:
         _say(
             "AMAGO 3.x reads these files, but not all that is in them: it takes no policy version, no "
             "extras, no difference between one-hot and continuous actions, and env names as they are in the "
-            "file names (docs/data.md)"
+            "file names (docs/file_formats.md)"
         )
     return bool(broken)
 
