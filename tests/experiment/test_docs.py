@@ -101,6 +101,20 @@ def test_a_gin_sample_is_sound(page: str, number: int, tmp_path: Path) -> None:
     load_config([str(path)])  # refuses unknown names, values of other types and files
 
 
+def test_the_samples_of_the_readme_train_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny = TINY.replace("val_interval = None", "val_interval = 1").replace("epoch = 0", "epoch = 8")
+    Path("mine.gin").write_text(samples("README", "gin")[0] + tiny)
+    code = samples("README", "python")[0].replace("epochs=40", "epochs=1")
+    with gin.unlock_config():
+        exec(code, {"__name__": "readme"})
+    env_steps, val_return = capsys.readouterr().out.split()[-2:]
+    assert int(env_steps) >= 0
+    assert float(val_return) > 0.0
+
+
 def test_there_are_samples() -> None:
     assert len(GIN) > 20
     assert len(commands()) > 15
