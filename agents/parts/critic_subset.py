@@ -1,4 +1,4 @@
-"""Which critics make a target: the minimum, or mean, over a random subset of the ensemble."""
+"""The choice of critics for a target: the minimum, or mean, over a random subset of the ensemble."""
 
 from __future__ import annotations
 
