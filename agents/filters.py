@@ -15,7 +15,7 @@ def binary_filter(advantages: Tensor) -> Tensor:
     """1 where the advantage is positive, else 0. Any shape.
 
     Args:
-        advantages: supplied by the agent.
+        advantages: given by the agent.
     Source: Wang et al. 2020 (CRR), arXiv:2006.15134, eq. 3.
     """
     return (advantages > 0.0).float()
@@ -26,7 +26,7 @@ def exp_filter(advantages: Tensor, *, beta: float = 1.0) -> Tensor:
     """Exponential weights exp(beta A) of advantages A, clipped to [1e-7, 10]. Any shape.
 
     Args:
-        advantages: supplied by the agent, in environment units.
+        advantages: given by the agent, in environment units.
         beta: how sharply better actions are preferred.
     Source: Nair et al. 2020 (AWAC), arXiv:2006.09359, eq. 13.
     """
@@ -41,7 +41,7 @@ def leaky_relu_filter(advantages: Tensor, *, beta: float = 2.0, tau: float = 0.0
     The bias sets the height of the ramp at A = 0 to 0.01; the ramp is clipped to [1e-7, 10].
 
     Args:
-        advantages: supplied by the agent, in environment units.
+        advantages: given by the agent, in environment units.
         beta: advantage over which the ramp rises by 1.
         tau: advantage at which the ramp becomes steep; below, its slope is a twentieth.
     """
