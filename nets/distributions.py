@@ -1,4 +1,4 @@
-"""Policy distributions: the meaning of an actor head's output, with samples, log-probabilities and entropy."""
+"""Policy distributions: they interpret an actor head's output, and sample, score and differentiate it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PolicyDistribution(ABC):
         Raises: ValueError for a continuous distribution.
         """
         raise ValueError(
-            f"{type(self).__name__} cannot mask single actions, only discrete policies can. "
+            f"{type(self).__name__} cannot rule out single actions, only discrete policies can. "
             "Fix: leave action_mask_key out for Box action spaces."
         )
 
@@ -48,7 +48,7 @@ class PolicyDistribution(ABC):
 
     @abstractmethod
     def sample(self) -> Tensor:
-        """Draw actions, (..., A) float32, differentiable if `has_gradient`."""
+        """Draw actions, (..., A) float32, with gradients if the distribution supports them."""
 
     @abstractmethod
     def mode(self) -> Tensor:

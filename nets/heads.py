@@ -270,7 +270,7 @@ class CriticEnsemble(nn.Module):
         return critics
 
     def _by_member(self, layer: nn.Linear, rows: Tensor) -> Tensor:
-        """Outputs of all critics' layer for rows (n, d_in), in the layout of later layers: (C, n, d_hidden)."""
+        """A layer of all critics for rows (n, d_in), in the layout of later layers: (C, n, d_hidden)."""
         weight = rearrange(layer.weight, "(c h) d -> c d h", h=self.d_hidden)
         rows = rows.expand(len(weight), -1, -1)
         if layer.bias is None:
@@ -286,7 +286,7 @@ class CriticEnsemble(nn.Module):
             action_rows, lead = pack([actions], "* d")
             of_actions = self._by_member(self.from_action, action_rows)
             x = torch.unflatten(of_actions, 1, (len(rows), actions.shape[-2])) + x.unsqueeze(2)
-        # The activation overwrites its input, so flatten after it: it should not write to a view (see as_rows).
+        # The activation overwrites its input, which must not be a view (see as_rows), so flatten after it.
         found = [self.activation(x).flatten(1, -2)]
         for layer in self.hidden:
             found.append(self.activation(layer(found[-1])))
@@ -459,10 +459,10 @@ class PolicyHead(nn.Module):
         state_dim: given by the agent.
         action_dim: given by the agent.
         distribution: given by the agent.
-        n_layers: hidden layers; with 0 the head is linear.
+        n_layers: number of hidden layers; with 0 the head is linear.
         d_hidden: width of the hidden layers.
         activation: name of the non-linearity.
-        out_gain: gain of the output layer's initial weights.
+        out_gain: gain of the output layer's first weights.
         init_log_std: logarithm of a Gaussian's standard deviation at the start.
         state_dependent_std: compute a Gaussian's standard deviation from the state.
     Raises: ValueError for an impossible size.
@@ -509,10 +509,10 @@ class ValueHead(nn.Module):
 
     Args:
         state_dim: given by the agent.
-        n_layers: hidden layers; with 0 the head is linear.
+        n_layers: number of hidden layers; with 0 the head is linear.
         d_hidden: width of the hidden layers.
         activation: name of the non-linearity.
-        out_gain: gain of the output layer's initial weights.
+        out_gain: gain of the output layer's first weights.
     Raises: ValueError for an impossible size.
     """
 

@@ -71,7 +71,7 @@ class TransformerStep:
         return is_plain and not torch.is_grad_enabled() and cpu.serves(x)
 
     def __call__(self, x: Tensor, time_idxs: Tensor, states: Sequence[Any]) -> tuple[Tensor, list[Any]]:
-        """Step the layers on x (N, D_in) float32 with time_idxs (N, 1) int64; return (N, D) and new states."""
+        """Step all layers on x (N, D_in) float32, time_idxs (N, 1) int64; return (N, D) and new states."""
         timeline, after = Timeline(time_idxs, None), []
         cosines, sines, waves = self._positions(time_idxs)
         x = F.linear(x, self.inp["weight"], self.inp["bias"])
