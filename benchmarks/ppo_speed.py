@@ -1,11 +1,11 @@
-"""How fast is PPO on the CPU, and where does its time go? Prints one JSON document.
+"""Speed of PPO on the CPU, by stage. Prints one JSON document.
 
     OMP_NUM_THREADS=1 python benchmarks/ppo_speed.py                  # all cases
     OMP_NUM_THREADS=1 python benchmarks/ppo_speed.py gru --rollouts 40
 
 CartPole-v1, 8 environments of 128 steps, 4 epochs of 4 minibatches, networks of two hidden layers of 64, one
-torch thread. Each stage is shown in CPU microseconds per env step, without what the stages inside it take;
-CPU time depends less than wall time, which is shown for the whole, on what else the machine does.
+torch thread. Each stage is reported in CPU microseconds per env step, without nested stages; CPU time depends
+less on other processes than wall time, which is reported for the total.
 """
 
 from __future__ import annotations
@@ -70,18 +70,18 @@ COLLECT = ("collect", "act", "env", "store")
 
 
 class Stopwatch:
-    """Adds up the CPU seconds of wrapped functions by stage, without those of stages inside."""
+    """Sums the CPU seconds of wrapped functions by stage, without nested stages."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._inside = [0.0]
 
     def wrap(self, owner: Any, name: str, stage: str) -> None:
-        """Let calls of `owner.name` count as `stage`."""
+        """Count calls of `owner.name` as `stage`."""
         setattr(owner, name, self.timed(getattr(owner, name), stage))
 
     def timed(self, function: Callable[..., Any], stage: str) -> Callable[..., Any]:
-        """The same function with a watch around it."""
+        """Wrap a function to measure its time."""
 
         @functools.wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -123,7 +123,7 @@ def watch(exp: Any) -> Stopwatch:
 
 
 def measure(name: str, rollouts: int) -> dict[str, Any]:
-    """Train for `rollouts` rollouts; rates and CPU time per stage."""
+    """Train for `rollouts` rollouts; return rates and CPU time per stage."""
     configs, overrides = CASES[name]
     make: Any = Experiment
     torch.set_num_threads(1)
