@@ -114,14 +114,14 @@ class OffPolicyAgent(BaseAgent, ABC):
         *given: arguments that code supplies, see BaseAgent.
         gamma: discount of the acting policy.
         training_discounts: discounts that are trained in addition to gamma (empty: none).
-        training_discounts_continuous: replaces training_discounts for continuous actions (Box); None: no
-            difference.
+        training_discounts_continuous: replaces training_discounts for continuous actions (Box); None keeps
+            them.
         reward_multiplier: factor of all rewards; metrics are reported without it.
         tau: Polyak rate per update of the target networks.
         num_critics: ensemble size C.
         critic_subset: draws the critics for each target, see RandomSubset.
         returns: computes the targets of critics (NStep, LambdaReturns or, for discrete actions, Retrace).
-        returns_continuous: replaces returns for continuous actions (Box); None: no difference.
+        returns_continuous: replaces returns for continuous actions (Box); None keeps it.
         burn_in: number of transitions at the beginning of a window that only refresh memory and have no
             losses, unless the episode begins there.
         num_actions_for_value_in_critic_loss: policy samples per expectation over MultiDiscrete or continuous
@@ -130,7 +130,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         values: turns outputs of critics into values (PopArt, PlainValues, FixedUnits or SummedValues).
         loss_weights: weights of the losses of each discount, see WeighByReward; None for equal weights.
         action_memory_type: builds a memory of the outcomes of each action, which the heads read in addition
-            to the state, see ActionMemory; None for none.
+            to the state, see ActionMemory; None disables it.
         actor_type: builds the policy head.
         critic_type: builds the critics.
         **shared: settings of BaseAgent.

@@ -1,4 +1,4 @@
-"""Hooks of an agent that act on a rollout, and checks of what they return.
+"""Hooks of an agent that act on a rollout, and checks of their results.
 
 They are methods of `BaseAgent`. Hooks that an agent's class does not override are never called.
 """

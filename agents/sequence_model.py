@@ -89,7 +89,7 @@ class SequenceModel:
         return self._state(encoded, embedded, remembered[:, None])[:, 0], WithActionMemory(memory, sums)
 
     def _state(self, encoded: Tensor, embedded: Tensor, remembered: Tensor | None = None) -> Tensor:
-        """Encoded timesteps (..., E), with the other inputs of heads behind them."""
+        """Encoded timesteps (..., E), followed by the other inputs of heads."""
         parts = [encoded]
         if self.timestep_norm is not None:
             parts.append(self.timestep_norm(embedded).to(encoded.dtype))

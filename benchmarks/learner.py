@@ -145,7 +145,7 @@ def profile(update: Callable[[], object]) -> dict[str, float]:
 def measure(
     name: str, seconds: float, speed: float, precision: str, compiled: bool, profiled: bool
 ) -> dict[str, Any]:
-    """The figures of one workload."""
+    """Measure one workload."""
     kind, action_space, encoder, length = WORKLOADS[name]
     learner: Any = make_learner(kind, action_space, encoder, length, precision)  # its methods are replaced
     batch = make_batch(action_space, length)

@@ -3,7 +3,7 @@
 Each is the default of the argument in the last column, which gin can set: `FFTstepEncoder.rl2_gain = 1.0`.
 A gain multiplies torch's first weights, so 1 keeps them. The reason for a value is written below it.
 
-| name | value | what it scales | source | argument |
+| name | value | scales | source | argument |
 |---|---|---|---|---|
 | `FAN_IN_GAIN` | sqrt(3) | critics, `ActionReader` | LeCun et al. 1998 | `hidden_gain` and `out_gain` |
 | `READER_GAIN` | 0 | last layer of `ActionReader` | Ours. | `ActionReader.out_gain` |
@@ -11,7 +11,7 @@ A gain multiplies torch's first weights, so 1 keeps them. The reason for a value
 | `GATE_GAIN` | 8 | inputs of gates | Ours. | `gate_gain` of GRU, LSTM, GLA, Mamba, Mamba-2 |
 | `EXP_GATE_GAIN` | 4 | inputs of exponential gates | Ours. | `MLSTMTrajEncoder.gate_gain` |
 | `MIN_RNN_GATE_GAIN` | 16 | inputs of gates | Ours. | `gate_gain` of minGRU, minLSTM |
-| `MIN_RNN_OUT_GAIN` | 3 | what is read from the state | Ours. | `out_gain` of minGRU, minLSTM |
+| `MIN_RNN_OUT_GAIN` | 3 | reads from the state | Ours. | `out_gain` of minGRU, minLSTM |
 | `SELECT_GAIN` | 4 | step sizes, writes and reads | Ours. | `MambaTrajEncoder.select_gain` |
 | `STEP_BIAS` | 0 | bias of step sizes, not a gain | Ours. | `step_bias` of Mamba, Mamba-2 |
 | `LASTING_SHARE` | 0.5 | features with long memories | Ours. | `lasting_share` of GRU, LSTM |

@@ -254,7 +254,7 @@ class StartAtReward(nn.Module):
         self.gathered.copy_(torch.stack([least, most, *counts]))
 
     def clear(self) -> None:
-        """Forget what was gathered."""
+        """Discard the gathered values."""
         self.gathered.copy_(torch.tensor([torch.inf, -torch.inf, 0.0, 0.0]))
 
 
@@ -364,7 +364,7 @@ class SummedValues(FixedUnits):
 
     unit and origin are those of `FixedUnits`.
 
-    Reason: what a short horizon has learned about actions benefits all longer ones immediately. Source:
+    Reason: knowledge of actions at a short horizon benefits all longer ones immediately. Source:
     Romoff et al. 2019, arXiv:1902.01883; in fixed units: ours. Off: `values = @FixedUnits()`, or `@PopArt()`
     (published).
 
