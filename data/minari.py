@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 ENV_NAME_KEY, POLICY_KEY = "loxodon_env_name", "loxodon_policy_version"  # of the metadata of an episode
 CACHE_FOLDER = "loxodon-cache"
-_CONVERSION = 4  # raise it when the same episode would become another file
-_CACHE_FORMAT = "traj"
+_CONVERSION = 5  # raise it when the same episode would become another file
 _CONVERTING = ".loxodon-converting-"  # prefix of unfinished conversions; nobody else's folders have it
 _STALE_S = 86_400.0
 _EPISODES_AT_ONCE = 32  # in memory during an export
@@ -358,7 +357,7 @@ def _converted(dataset: Any, cache_root: str | None) -> Path:
         ) from error
     try:
         (temporary / "buffer" / "fifo").mkdir(parents=True)
-        import_episodes(dataset, temporary / "buffer" / "protected", _CACHE_FORMAT)
+        import_episodes(dataset, temporary / "buffer" / "protected", "npz")
         temporary.chmod(0o755)  # mkdtemp makes it private; others may share the dataset
         try:
             temporary.rename(target)

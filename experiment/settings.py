@@ -156,7 +156,7 @@ class Settings:
     has_dset_edit_rights: bool = setting(True, "this process may delete old files", tried=False)
     stagger_traj_file_lengths: bool = setting(True, "draw file lengths within max_seq_len of traj_save_len")
     save_trajs_as: str = setting(
-        "npz", "format of trajectory files", choices=("npz", "npz-compressed", "traj"), in_hash=False
+        "npz", "format of trajectory files", choices=("npz", "npz-compressed"), in_hash=False
     )
     padded_sampling: str = setting(
         "none",

@@ -93,7 +93,7 @@ def numbered(make_traj: MakeTraj, tmp_path: Path) -> str:
     """A Minari dataset of episodes of 10, 20 and 30 steps that observe 1000 * episode + time."""
     trajs = [make_traj(n, first=1000 * i, env_name="numbers") for i, n in enumerate((10, 20, 30))]
     trajs = [dataclasses.replace(traj, obs={"observation": traj.obs["position"]}) for traj in trajs]
-    paths = save_all(tmp_path, trajs, "traj")
+    paths = save_all(tmp_path, trajs, "npz")
     export_minari(paths, "test/numbers-v0")
     return "test/numbers-v0"
 
@@ -461,7 +461,7 @@ def test_export_and_import_give_back_the_same(tmp_path: Path, env_id: str, with_
     assert main(["export-minari", str(source), "test/round-trip-v0", *words]) == 0
     raw = open_minari("test/round-trip-v0")
     assert raw.action_space == gym.make(env_id).action_space
-    assert main(["import-minari", "test/round-trip-v0", str(target), "--format", "traj"]) == 0
+    assert main(["import-minari", "test/round-trip-v0", str(target), "--format", "npz-compressed"]) == 0
     imported = [
         load_trajectory(path) for path in sorted(target.iterdir(), key=lambda p: p.name.split("_")[2])
     ]

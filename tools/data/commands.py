@@ -227,9 +227,7 @@ class _Summary:
 
 
 def format_of(path: Path) -> str:
-    """The format of a trajectory file: its suffix, and for npz whether it is compressed."""
-    if path.suffix == ".traj":
-        return "traj"
+    """The format of a trajectory file, by whether its first array is compressed."""
     with path.open("rb") as file:
         compression = file.read(_COMPRESSION_AT + len(_STORED))[_COMPRESSION_AT:]
     return "npz" if compression == _STORED else "npz-compressed"
@@ -243,7 +241,6 @@ def _ls(args: argparse.Namespace) -> bool:
     if args.quick:
         envs = Counter(file.name.env_name for file in found.files)
         _print_table(["env", "files"], [[name, f"{count:,}"] for name, count in envs.most_common()])
-        _say_counts("formats", Counter(file.path.suffix.removeprefix(".") for file in found.files))
         return False
     files: Sequence[FoundFile] = found.files
     if len(files) > MAX_OPENED and not args.all:
@@ -514,12 +511,6 @@ def _convert(args: argparse.Namespace) -> bool:
         f"{len(found.files) - len(broken):,} files written to {args.target} as {args.to} and read back: "
         f"{filesize.decimal(before)} became {filesize.decimal(num_bytes)}"
     )
-    if args.to != "traj":
-        _say(
-            "AMAGO 3.x reads these files, but not all that is in them: it takes no policy version, no "
-            "extras, no difference between one-hot and continuous actions, and env names as they are in the "
-            "file names (docs/data.md)"
-        )
     return bool(broken)
 
 

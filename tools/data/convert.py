@@ -13,8 +13,6 @@ from ...data.foreign import to_arrays
 from ...data.trajectory import Trajectory
 from .find import Found, FoundFile
 
-_SUFFIXES = (".npz", ".traj")
-
 
 def convert(
     found: Found, target: Path, save_as: str, *, force: bool, track: Callable[[Any], Any] = iter
@@ -30,7 +28,7 @@ def convert(
 
     Returns: bytes written, and why some files were left out.
     """
-    targets = _targets(found, target, save_as)
+    targets = _targets(found, target)
     if not force:
         _refuse_to_overwrite(targets)
     broken: dict[Path, str] = {}
@@ -55,9 +53,6 @@ def _save_converted(file: FoundFile, traj: Trajectory, folder: Path, save_as: st
             f"{path}, written from {file.path}, came back with a different {difference}, and was deleted. "
             "Fix: check the disk; if it is sound, this is a bug."
         )
-    for suffix in _SUFFIXES:  # with --force, the same trajectory may be there in another format
-        if suffix != path.suffix:
-            path.with_suffix(suffix).unlink(missing_ok=True)
     return path
 
 
@@ -73,9 +68,9 @@ def describe_difference(one: Trajectory, other: Trajectory) -> str | None:
     return None
 
 
-def _targets(found: Found, target: Path, save_as: str) -> list[tuple[FoundFile, Path]]:
+def _targets(found: Found, target: Path) -> list[tuple[FoundFile, Path]]:
     """Each file and the folder it goes to."""
-    if target.suffix in _SUFFIXES or target.is_file():
+    if target.suffix == ".npz" or target.is_file():
         raise ValueError(
             f"{target} looks like a file, but convert writes into a folder, where every file keeps its name. "
             f"Fix: give {target.parent / 'converted'}, for example."
@@ -89,9 +84,8 @@ def _targets(found: Found, target: Path, save_as: str) -> list[tuple[FoundFile, 
     for file in found.files:
         if parse_name(file.path.name) is None:
             raise ValueError(
-                f"{file.path} is not named <env>_<id>_<unix time>.npz or .traj, so it has no id and time to "
-                "keep. Fix: rename it, for example to "
-                f"{format_name('env', '00000001', file.name.unix_time, save_as)}."
+                f"{file.path} is not named <env>_<id>_<unix time>.npz, so it has no id and time to keep. "
+                f"Fix: rename it, for example to {format_name('env', '00000001', file.name.unix_time)}."
             )
     return [(file, target / os.path.relpath(file.path.parent, root)) for file in found.files]
 
