@@ -508,7 +508,7 @@ def _convert(args: argparse.Namespace) -> bool:
         _say(f"broken, left out: {reason}")
     before = sum(file.size_bytes for file in found.files if file.path not in broken)
     _say(
-        f"{len(found.files) - len(broken):,} files written to {args.target} as {args.to} and read back: "
+        f"{len(found.files) - len(broken):,} files written to {args.target} as {args.to}: "
         f"{filesize.decimal(before)} became {filesize.decimal(num_bytes)}"
     )
     return bool(broken)
