@@ -64,9 +64,7 @@ def refused(capsys: Capture, *words: object) -> str:
 # --- ls ------------------------------------------------------------------------------------------------
 
 
-def test_ls_counts_what_is_there_and_survives_broken_files(
-    buffer: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ls_counts_what_is_there_and_survives_broken_files(buffer: Path, capsys: Capture) -> None:
     status, out, _ = run(capsys, "ls", buffer)
     assert status == 1  # one is broken
     assert ["buffer/fifo", "3"] in [row[:2] for row in rows(out)]
@@ -79,11 +77,6 @@ def test_ls_counts_what_is_there_and_survives_broken_files(
     assert "broken: 1 files" in out
     for inside, count in (("", 4), ("buffer", 4), ("buffer/fifo", 3)):
         assert len(find_files(buffer / inside).files) == count
-    monkeypatch.setattr(commands, "load_trajectory", None)
-    status, out, _ = run(capsys, "ls", buffer, "--quick")
-    assert status == 0
-    assert "formats" not in out
-    assert "timesteps" not in out
 
 
 def test_ls_samples_where_there_are_many(
@@ -300,7 +293,7 @@ def test_names_in_and_of_files_cannot_steer_the_terminal(
     (tmp_path / f"e{ESCAPES}_00000002_1000000000.0.npz").write_bytes(b"nothing")
     (tmp_path / f"notes{ESCAPES}\nall is well").touch()
     os.mkfifo(tmp_path / "e_00000003_1000000000.0.npz")
-    for words in (("ls", tmp_path), ("ls", "--quick", tmp_path), ("check", tmp_path), ("show", named)):
+    for words in (("ls", tmp_path), ("check", tmp_path), ("show", named)):
         out = run(capsys, *words)[1]
         assert r"\x1b]0;owned\x07\x1b[31m\u202e" in out
         assert all(line.isprintable() for line in out.splitlines())

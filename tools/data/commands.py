@@ -93,9 +93,7 @@ def _parser() -> argparse.ArgumentParser:
 
     ls = commands.add_parser("ls", help="what a run, dataset, buffer or other folder holds")
     ls.add_argument("folder", type=Path, metavar="FOLDER")
-    amount = ls.add_mutually_exclusive_group()
-    amount.add_argument("--quick", action="store_true", help="open no file: no timesteps and returns")
-    amount.add_argument("--all", action="store_true", help=f"open every file, also beyond {MAX_OPENED:,}")
+    ls.add_argument("--all", action="store_true", help=f"open every file, also beyond {MAX_OPENED:,}")
     ls.set_defaults(run=_ls)
 
     show = commands.add_parser("show", help="one trajectory as a table")
@@ -221,10 +219,6 @@ def _ls(args: argparse.Namespace) -> bool:
     found = find_files(args.folder)
     _print_places(found)
     if not found.files:
-        return False
-    if args.quick:
-        envs = Counter(file.name.env_name for file in found.files)
-        _print_table(["env", "files"], [[name, f"{count:,}"] for name, count in envs.most_common()])
         return False
     files: Sequence[FoundFile] = found.files
     if len(files) > MAX_OPENED and not args.all:
