@@ -16,7 +16,7 @@ import gin
 import gymnasium as gym
 
 from ..data.spaces import MINIGRID_WORDS, Tokens, with_mission_tokens, with_tokens
-from .errors import close_all, raise_if_exit
+from .errors import close_all
 from .gin_values import in_current_scope
 from .joint_actions import JointActions, num_combinations
 from .returned import check_env
@@ -127,16 +127,13 @@ def build_all(specs: Iterable[EnvSpec], made: list[SequenceEnv] | None = None) -
     """The environments of these recipes; if one cannot be built, those before it are closed.
 
     made: where they are put as they are built.
-
-    Raises: EnvError where a constructor tries to end the program; its other errors pass through.
     """
     made = [] if made is None else made
     try:
         for spec in specs:
             made.append(spec.build())
-    except BaseException as error:
+    except BaseException:
         close_all(made)
-        raise_if_exit(error, f"Environment {len(made)} ({spec})", "its constructor")
         raise
     return made
 

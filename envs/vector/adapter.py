@@ -14,7 +14,7 @@ from ...data.errors import WrongValueError
 from ...data.spaces import ActionMap, ObsLayout, as_numpy
 from ..attributes import layers, owns
 from ..env_state import offers_state
-from ..errors import close_all, guarded
+from ..errors import close_all
 from ..returned import (
     METRIC_PREFIX,
     Metrics,
@@ -64,7 +64,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
                 f"already_vectorized got {len(specs)} different environments, but builds a single one. "
                 "Fix: give make_train_env one callable, not a list."
             )
-        env = guarded(lambda: f"Environment {specs[0]}", "its constructor", specs[0].build_vector, len(specs))
+        env = specs[0].build_vector(len(specs))
         _check_kind(env, len(specs))
         for name in ("single_observation_space", "single_action_space"):
             check_space(env, name)
@@ -89,7 +89,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Begin new episodes everywhere; the environment turns the seed into one per row."""
         self._num_steps = 0
-        found = guarded(self._who, "reset", self.env.reset, seed=seed, options=options)
+        found = self.env.reset(seed=seed, options=options)
         self.buffers.rewards.fill(0.0)
         self._resets_next = np.zeros(self.num_envs, np.bool_)
         try:
@@ -107,7 +107,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         buffers.actions[:] = actions
         self._num_steps += 1
         env_actions = np.asarray(self._map.to_env(buffers.actions), self.env.single_action_space.dtype)
-        found = guarded(self._who, "step", self.env.step, env_actions)
+        found = self.env.step(env_actions)
         try:
             has_ended, metrics = self._take(step_result(found, self.env), ignored)
             self._check(self._obs_checks)
@@ -128,7 +128,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
             )
         for key, column in self.buffers.obs.items():
             self.buffers.final_obs[key][rows] = column[rows]
-        found = guarded(self._who, "reset", self.env.reset, options={"reset_mask": rows.copy()})
+        found = self.env.reset(options={"reset_mask": rows.copy()})
         try:
             self._write(reset_result(found, self.env)[0], self.buffers.obs, rows)
             self._check(self._obs_checks)
@@ -137,14 +137,11 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
 
     def render(self) -> Any:
         """Whatever the environment renders."""
-        return guarded(self._who, "render", self.env.render)
+        return self.env.render()
 
     def close_extras(self, **_: Any) -> None:
         """Close the environment."""
         close_all([self.env])
-
-    def _who(self) -> str:
-        return f"The vector environment {self.env_names[0]} ({type(self.env.unwrapped).__name__})"
 
     def _query(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
         """The vector environment's own attribute, else those of its rows, in gymnasium's way."""
@@ -245,8 +242,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         if self._mode == NEXT:
             self._resets_next = ended
             return []
-        options = {"reset_mask": ended.copy()}
-        found = guarded(self._who, "reset", self.env.reset, options=options)
+        found = self.env.reset(options={"reset_mask": ended.copy()})
         raw, reset_infos = reset_result(found, self.env)
         self._write(raw, self.buffers.obs, ended)
         return self._columns_of(reset_infos, ended, ended)
