@@ -282,17 +282,15 @@ NARROW = spaces.Box(np.array([0, -np.inf], np.float32), np.array([1, np.inf], np
 
 
 @pytest.mark.parametrize(
-    ("time", "space", "odd", "words"),
+    ("time", "ends", "space", "odd", "words"),
     [
-        (137, NARROW, np.array([2, 0], np.float32), r"2 as observation 'observation'"),
-        (2, NARROW, np.array([-1, 0], np.float32), r"-1 as observation 'observation'"),
-        (101, spaces.Box(0, 10, (2,), np.uint8), np.array([3, 11], np.uint8), r"11 as observation"),
-        (0, NARROW, np.array([2, 0], np.float32), r"2 as observation 'observation'"),
+        (2, False, NARROW, np.array([-1, 0], np.float32), r"-1 as observation 'observation'"),
+        (137, True, spaces.Box(0, 10, (2,), np.uint8), np.array([3, 11], np.uint8), r"11 as observation"),
+        (0, False, NARROW, np.array([2, 0], np.float32), r"2 as observation 'observation'"),
     ],
 )
-@pytest.mark.parametrize("ends", [False, True])
-def test_an_observation_outside_its_box_is_reported_once_whenever_it_comes(
-    time: int, space: Any, odd: Any, words: str, ends: bool, opened: Any, caplog: pytest.LogCaptureFixture
+def test_an_early_or_last_observation_outside_its_box_is_reported_once(
+    time: int, ends: bool, space: Any, odd: Any, words: str, opened: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Leaving(OddEnv):
         def step(self, action: Any) -> Any:
