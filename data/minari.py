@@ -124,7 +124,7 @@ class EpisodeCodec:
         rews = np.asarray(source.rewards, np.float32).reshape(-1, 1)
         try:
             obs = {
-                leaf.key: np.asarray(leaf.convert(value, len(rews) + 1)).astype(leaf.dtype, copy=False)
+                leaf.key: np.asarray(leaf.convert(value, len(rews) + 1), leaf.dtype)
                 for leaf, value in zip(self.leaves, self._layout.values(source.observations), strict=True)
             }
             for leaf in self.leaves:

@@ -366,7 +366,7 @@ def test_texts_and_episodes_that_contradict_their_spaces_are_refused() -> None:
     with pytest.raises(ValueError, match=r"Episode 7 has .* with shape \(2, 2\).*\(3, 2\)"):
         codec.to_trajectory(SimpleNamespace(observations=np.zeros((2, 2)), actions=[0, 1], **episode), "env")
     odd = np.array([[0, 1], [1, 1e39], [0, 0]])
-    with pytest.raises(ValueError, match=r"Episode 7 has 1e\+39 \(float64\) as observation.*Fix:.*leave out"):
+    with pytest.raises(ValueError, match=r"Episode 7 has inf as observation.*Fix:.*leave out"):
         codec.to_trajectory(SimpleNamespace(observations=odd, actions=[0, 1], **episode), "env")
     with pytest.raises(ValueError, match=r"Episode 7 has 2 as observation 'observation'.*Discrete\(2\)"):
         EpisodeCodec(spaces.Discrete(2), spaces.Discrete(2)).to_trajectory(
