@@ -205,7 +205,8 @@ class ObsLeaf:
         """A raw value, or those of `num_rows` environments, in a form that can be stored in a column.
 
         Returns: an array of `shape`, with `num_rows` in front, starting at zero, in the dtype of the column
-            or one that it holds; a string or an object array for text; an int is possible for Discrete.
+            or another whose values fit into it; a string or an object array for text; an int is possible for
+            Discrete.
 
         Raises: WrongValueError for a wrong shape, for what is not numbers, and for whole numbers that the
             dtype of the column cannot hold. Floats that are too large for it become infinite.

@@ -116,11 +116,7 @@ class Settings:
     # ---- environments ----
 
     parallel_actors: int = setting(12, "number of environments", lowest=1)
-    env_mode: str = setting(
-        "async",
-        'how environments run; "auto" tries "async" and "sync" and takes the faster',
-        choices=("async", "sync", "already_vectorized", "auto"),
-    )
+    env_mode: str = setting("async", "how environments run", choices=("async", "sync", "already_vectorized"))
     async_env_mp_context: str | None = setting(
         None, "start method of the environments' processes", in_hash=False
     )

@@ -463,14 +463,3 @@ def test_states_of_environments_hold_the_generators_of_their_process(opened: Any
     expected = env.reset()[0]["observation"][:, 1].tolist()
     env.set_states(states)
     assert env.reset()[0]["observation"][:, 1].tolist() == expected
-
-
-def test_trying_which_mode_is_faster_leaves_the_generators_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loxodon.envs.vector.make.AUTO_TRIAL_S", 0.0)
-    drawn = []
-    for num_trials in (2, 20):
-        monkeypatch.setattr("loxodon.envs.vector.make.FEWEST_STEPS", num_trials)
-        np.random.seed(1)  # noqa: NPY002
-        make_vector_env([EnvSpec(DrawingEnv)], "auto", num_workers=1).close()
-        drawn.append(np.random.uniform())  # noqa: NPY002
-    assert drawn[0] == drawn[1]
