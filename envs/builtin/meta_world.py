@@ -8,10 +8,10 @@ import gin
 import gymnasium as gym
 import numpy as np
 
+from ...data.errors import check_choice
 from ..kshot import KEEP_TASK
 from ..returned import METRIC_PREFIX
 from ..spec import import_package
-from .task import check_choice
 
 _BENCHMARKS = ("ML1", "ML10", "ML25", "ML45")
 _SPLITS = ("train", "test")
@@ -35,11 +35,11 @@ class MetaWorld(gym.Env[np.ndarray, np.ndarray]):
     can_keep_task: ClassVar[bool] = True
 
     def __init__(self, benchmark: str = "ML1", task: str = "reach-v3", split: str = "train") -> None:
-        check_choice(self, "benchmark", benchmark, _BENCHMARKS)
-        check_choice(self, "split", split, _SPLITS)
+        check_choice("MetaWorld.benchmark", benchmark, _BENCHMARKS)
+        check_choice("MetaWorld.split", split, _SPLITS)
         package = import_package("metaworld", "metaworld", type(self).__name__)
         if benchmark == "ML1":
-            check_choice(self, "task", task, package.ML1.ENV_NAMES)
+            check_choice("MetaWorld.task", task, package.ML1.ENV_NAMES)
         chosen = package.ML1(task, seed=0) if benchmark == "ML1" else getattr(package, benchmark)(seed=0)
         self._classes = getattr(chosen, f"{split}_classes")
         self._tasks: dict[str, list[Any]] = {name: [] for name in self._classes}

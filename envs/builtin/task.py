@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -72,14 +71,4 @@ def check_share(task: gym.Env[Any, Any], name: str, share: float, most: float) -
         raise ValueError(
             f"{setting} is {share!r}, but must be at least 0 and at most {most}. "
             f"Fix: bind it in gin, e.g. {setting} = 0.2."
-        )
-
-
-def check_choice(task: gym.Env[Any, Any], name: str, found: str, allowed: Sequence[str]) -> None:
-    """Raise ValueError unless a setting is one of the allowed words."""
-    if found not in allowed:
-        setting = f"{type(task).__name__}.{name}"
-        raise ValueError(
-            f"{setting} is {found!r}, but must be one of {', '.join(allowed)}. "
-            f"Fix: bind it in gin, e.g. {setting} = {allowed[0]!r}."
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ...data.errors import check_choice
 from ..spec import EnvSpec
 from .adapter import AlreadyVectorizedEnv
 from .base import SequenceVectorEnv
@@ -32,8 +33,7 @@ def make_vector_env(
         num_workers: number of worker processes; None: AsyncVectorEnv.num_workers.
         seed: of the global random generators in the workers; see AsyncVectorEnv.
     """
-    if mode not in MODES:
-        raise ValueError(f"env_mode is {mode!r}, but must be one of {MODES}. Fix: set Experiment.env_mode.")
+    check_choice("Experiment.env_mode", mode, MODES)
     if not specs:
         raise ValueError(
             "There are no environments to build. Fix: set Experiment.parallel_actors to 1 or more."
