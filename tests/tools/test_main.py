@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from loxodon.gin_configs.presets import about, runnable_names
 from loxodon.tools import main as command
 from loxodon.tools.arguments import program_name
 from loxodon.tools.main import COMMANDS, main
@@ -179,18 +178,6 @@ def test_presets_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     text = capsys.readouterr().out
     for part in ("# T-maze: remember", "loxodon run tmaze\n", "transformer_small", "Experiment.epochs = 150"):
         assert part in text
-
-
-def test_a_program_gets_one_line_for_each_preset(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    assert main(["presets"]) == 0
-    header, *lines = capsys.readouterr().out.splitlines()
-    assert header.split() == ["preset", "task", "encoder", "measured"]
-    for line, name in zip(lines, runnable_names(), strict=True):
-        assert line.startswith(name)
-        assert line.endswith(about(name).measured or "not yet")
 
 
 def test_presets_are_printed_with_the_places_of_their_parts_or_as_json(
