@@ -75,7 +75,7 @@ def test_run_is_also_what_no_command_means(
     [
         ("--version", 0, "loxodon "),
         ("run --help", 0, "--save-config FILE"),
-        ("status --help", 0, "--watch"),
+        ("status --help", 0, "--json"),
         ("runn", 2, "Did you mean 'run'? Fix: "),
         (
             "run tmaze --sead 3",
@@ -121,7 +121,7 @@ def test_run_is_also_what_no_command_means(
         ),
         ("run --env CartPole-v1 --encoder grru", 2, "--encoder 'grru' is not known. Did you mean 'gru'"),
         ("run --env tmaze", 2, "--env 'tmaze' is a preset, not an environment. Fix: loxodon run tmaze."),
-        ("status . --wach", 2, "unrecognized arguments: --wach. Did you mean '--watch'"),
+        ("status . --jsn", 2, "unrecognized arguments: --jsn. Did you mean '--json'"),
     ],
 )
 def test_words_are_checked_before_torch_is_imported(
@@ -202,7 +202,7 @@ def test_a_shell_completes_commands_presets_and_options(
         ("loxodon st", {"status"}),
         ("loxodon run --config tmaze_p", {"tmaze_pixels"}),
         ("loxodon run --print", {"--print-config"}),
-        ("loxodon status runs --w", {"--watch"}),
+        ("loxodon status runs --j", {"--json"}),
         ("loxodon presets ppo/pend", {"ppo/pendulum"}),
     ]:
         words = typed.split()
