@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import re
 import subprocess
 import sys
@@ -22,16 +21,12 @@ from ..experiment.fakes import TINY
 def test_help_and_presets_need_no_torch() -> None:
     code = "import sys; from loxodon.tools.main import main; main(['--help']); main(['presets'])"
     code += "; assert not {'torch', 'gin', 'numpy'} & sys.modules.keys()"
-    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}  # set by readline
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=environment)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     text = done.stdout.decode()
     for name, (_, purpose) in COMMANDS.items():
         assert f"{name} " in text
         assert purpose in text
-    (tmaze,) = (line for line in text.splitlines() if line.startswith("tmaze "))
-    assert "remember one bit for 50 steps" in tmaze
-    assert "transformer_small" in tmaze
-    assert re.search(r"  success 1\.0 after [\d,]+ env steps, \d+ s on [a-z0-9A-Z ]+$", tmaze)
+    assert re.search(r"^tmaze +T-maze: remember one bit", text, re.M)
 
 
 @pytest.mark.parametrize(
