@@ -19,7 +19,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import gin
 import numpy as np
@@ -372,22 +372,12 @@ def _converted(dataset: Any, cache_root: str | None) -> Path:
 # ---- from trajectory files to a Minari dataset: pieces are joined to whole episodes ----
 
 
-class ExportReport(NamedTuple):
-    """What an export wrote."""
-
-    num_episodes: int
-    num_timesteps: int  # transitions
-    num_joined: int  # files that were joined to the one before
-    num_headless: int  # episodes whose beginning is not among the files
-    num_truncated: int  # episodes without termination, which are marked as truncated at their last step
-
-
 def export_minari(
     paths: Sequence[Path],
     dataset_id: str,
     env_id: str | None = None,
     track: Track = iter,
-) -> ExportReport:
+) -> tuple[int, int]:
     """Make a new Minari dataset of trajectory files.
 
     Images are stored without loss. An episode remembers its environment name and policy version.
@@ -399,6 +389,8 @@ def export_minari(
             observations are unbounded and actions stay as the policy gave them: indices from 0, or numbers in
             [-1, 1].
         track: may show progress, once per reading of the files; see Track.
+
+    Returns: numbers of episodes and of their transitions.
 
     Raises:
         ImportError: If `minari` is not installed.
@@ -414,7 +406,7 @@ def export_minari(
     codec = EpisodeCodec(options["observation_space"], options["action_space"])
     make_buffer = importlib.import_module("minari.data_collector").EpisodeBuffer
     dataset = None
-    num_timesteps = num_headless = num_truncated = 0
+    num_timesteps = 0
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about optional metadata, such as an e-mail address
@@ -431,13 +423,10 @@ def export_minari(
                 metadata = [_metadata_of(traj) for traj in some]
                 dataset.storage.update_episode_metadata(metadata, range(first, first + len(some)))
                 num_timesteps += sum(map(len, some))
-                num_headless += sum(traj.time_idxs[0, 0] > 0 for traj in some)
-                num_truncated += sum(not traj.dones[-1, 0] for traj in some)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    num_joined = len(paths) - len(episodes)
-    return ExportReport(len(episodes), num_timesteps, num_joined, num_headless, num_truncated)
+    return len(episodes), num_timesteps
 
 
 def _new_dataset_folder(dataset_id: str) -> Path:

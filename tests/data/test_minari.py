@@ -493,9 +493,7 @@ def test_pieces_without_a_beginning_or_an_end_stay_episodes_of_their_own(
 ) -> None:
     whole = make_traj(12)
     parts = [whole.slice(4, 8), whole.slice(8, 12), make_traj(12, first=500).slice(0, 4)]
-    report = export_minari(save_all(tmp_path, parts), "test/pieces-v0")
-    found = (report.num_episodes, report.num_joined, report.num_headless, report.num_truncated)
-    assert (found, report.num_timesteps) == ((2, 1, 1, 1), 12)
+    assert export_minari(save_all(tmp_path, parts), "test/pieces-v0") == (2, 12)
 
 
 def test_a_failed_export_leaves_no_dataset(tmp_path: Path, make_traj: MakeTraj, root: Path) -> None:

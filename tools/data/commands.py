@@ -443,17 +443,9 @@ def _convert(args: argparse.Namespace) -> bool:
 
 def _export(args: argparse.Namespace) -> bool:
     files = require_files(args.folder).files
-    report = export_minari([file.path for file in files], args.dataset_id, args.env, _track("exporting"))
-    _say(
-        f"{args.dataset_id}: {report.num_episodes:,} episodes, {report.num_timesteps:,} timesteps, from "
-        f"{len(files):,} files"
-    )
-    if report.num_joined:
-        _say(f"{report.num_joined:,} files were joined to the piece of the episode that precedes them")
-    if report.num_headless:
-        _say(f"{report.num_headless:,} episodes begin in the middle: their first pieces are not here")
-    if report.num_truncated:
-        _say(f"{report.num_truncated:,} episodes end without termination and are marked as truncated there")
+    paths = [file.path for file in files]
+    episodes, timesteps = export_minari(paths, args.dataset_id, args.env, _track("exporting"))
+    _say(f"{args.dataset_id}: {episodes:,} episodes, {timesteps:,} timesteps, from {len(files):,} files")
     if args.env is None:
         _say(
             "without --env, observations are unbounded in the dataset and actions are those of the policy "
