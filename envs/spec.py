@@ -213,7 +213,6 @@ def resolve_env(make_env: EnvSpec | str | Callable[..., Any]) -> EnvSpec:
     if isinstance(make_env, EnvSpec):
         return make_env
     if isinstance(make_env, str):
-        _refuse_configurable(make_env)
         return EnvSpec(make_env)
     if isinstance(make_env, (gym.Env, gym.vector.VectorEnv)):
         name = type(make_env.unwrapped).__name__
@@ -229,20 +228,6 @@ def resolve_env(make_env: EnvSpec | str | Callable[..., Any]) -> EnvSpec:
             'returns an environment. Fix: e.g. @TMazePassive or @gym_env() in gin, "CartPole-v1" in Python.'
         )
     return EnvSpec(in_current_scope(make_env))
-
-
-def _refuse_configurable(env_id: str) -> None:
-    """Raise ValueError for the name of what gin knows, as `DictEnv` for `@DictEnv`."""
-    if env_id in gym.registry or ":" in env_id:
-        return
-    try:
-        gin.get_configurable(env_id)
-    except ValueError:
-        return
-    raise ValueError(
-        f"make_env is the text {env_id!r}. No environment is registered under it, but gin knows a class or "
-        f"function of this name. Fix: write @{env_id} (with @, without quotes)."
-    )
 
 
 def _named(target: Callable[..., Any] | str) -> Callable[..., Any] | str:
@@ -324,18 +309,18 @@ def import_package(package: str, extra: str, env_id: str) -> Any:
 
 
 def _unknown_id_text(env_id: str, error: Exception) -> str:
+    with contextlib.suppress(ValueError):
+        gin.get_configurable(env_id)
+        return (
+            f"No environment is registered under the text {env_id!r}, but gin knows a class or function of "
+            f"this name. Fix: write @{env_id} (with @, without quotes)."
+        )
     known = {known_id.lower(): known_id for known_id in gym.registry}
     module, _, name = env_id.rpartition(":")
     near = [known[match] for match in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)]
     own = [other for other, thing in vars(sys.modules.get(module, object)).items() if callable(thing)]
     near = [f"{module}:{other}" for other in difflib.get_close_matches(name, own, n=3)] or near
     hint = f"Did you mean {', '.join(map(repr, near))}? " if near else ""
-    try:
-        gin.get_configurable(env_id)
-    except ValueError:
-        pass
-    else:
-        hint = f"gin knows a class or function of this name: Experiment.make_train_env = @{env_id}. "
     return (
         f"No environment is registered under {env_id!r} ({error}). {hint}Allowed are ids listed by "
         "gymnasium.pprint_registry(). "
