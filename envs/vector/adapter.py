@@ -19,11 +19,9 @@ from ..returned import (
     METRIC_PREFIX,
     Metrics,
     as_flags,
-    as_info,
     as_metric,
     as_rewards,
     check_space,
-    collect_metrics,
     merged,
     reset_result,
     step_result,
@@ -217,7 +215,8 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         has_ended = bool(ended.any())
         metrics = self._columns_of(infos, self._all_rows if taken is None else taken, self._all_rows)
         if has_ended:
-            metrics = merged(self._final_metrics(infos.get("final_info"), ended), metrics)
+            of_the_end = self._columns_of(infos.get("final_info") or {}, ended, ended)
+            metrics = merged(of_the_end, metrics)
         self._write(raw, buffers.obs)
         if has_ended:
             metrics = merged(metrics, self._finish(ended, infos))
@@ -227,7 +226,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
     def _finish(self, ended: np.ndarray, infos: Mapping[str, Any]) -> Metrics:
         """Fill `final_obs` and, where possible, `obs` of the rows that ended; metrics of their reset."""
         if self._mode is None:
-            self._mode = SAME if _final_obs(infos) is not None else NEXT
+            self._mode = SAME if infos.get("final_obs") is not None else NEXT
             logger.warning(
                 "%s does not say when it resets finished rows; it looks like %s. If that is wrong, set its "
                 "metadata['autoreset_mode'].",
@@ -274,7 +273,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         return value
 
     def _write_final(self, infos: Mapping[str, Any], ended: np.ndarray) -> None:
-        final = _final_obs(infos)
+        final = infos.get("final_obs")
         if final is None:
             raise ValueError(
                 f"{type(self.env).__name__} ended an episode without infos['final_obs'] (its infos: "
@@ -305,20 +304,6 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         name = self.env_names[error.row or 0]
         return error.completed(f"The environment {name} returned", step_location(error.row, self._num_steps))
 
-    def _final_metrics(self, final: Any, ended: np.ndarray) -> Metrics:
-        """Metrics of `final_info`, the infos of the last step of rows that ended.
-
-        final: a dict of arrays with masks, as gymnasium has it; one dict or None per row, as it had it until
-            0.29; or None.
-        """
-        if final is None or isinstance(final, Mapping):
-            return self._columns_of(final or {}, ended, ended)
-        metrics: Metrics = []
-        for row in np.flatnonzero(ended).tolist():
-            if (info := self._batch(final, "final_info")[row]) is not None:
-                collect_metrics(as_info(info), row, metrics)
-        return metrics
-
     def _columns_of(self, infos: Mapping[str, Any], unmasked: np.ndarray, allowed: np.ndarray) -> Metrics:
         """Metrics of infos that have one entry per environment, with the mask "_<key>" of those that count.
 
@@ -345,10 +330,6 @@ def _of_row(error: WrongValueError, rows: np.ndarray | None) -> WrongValueError:
     if rows is None or error.row is None:
         return error
     return error.at(int(np.flatnonzero(rows)[error.row]))
-
-
-def _final_obs(infos: Mapping[str, Any]) -> Any:
-    return infos.get("final_obs", infos.get("final_observation"))
 
 
 def _name_of(env: Any) -> str:

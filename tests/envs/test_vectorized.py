@@ -423,9 +423,6 @@ def test_values_that_do_not_fit_are_refused(parts: dict[str, Any], words: str) -
 @pytest.mark.parametrize(
     ("infos", "expected"),
     [
-        ({"final_info": np.array([{"metric/a": 9.0}, {"metric/a": 2, "other": 3}])}, [(1, "a", 2.0)]),
-        ({"final_info": [None, {"metric/a": np.array([2, 3])}]}, [(1, "a", [2.0, 3.0])]),
-        ({"final_info": np.array([None, None])}, []),
         ({"final_info": {"metric/a": np.array([9.0, 2.0])}}, [(1, "a", 2.0)]),
         (
             {"final_info": {"metric/a": np.array([0.0, 2.0]), "_metric/a": np.array([False, True])}},
@@ -440,7 +437,7 @@ def test_values_that_do_not_fit_are_refused(parts: dict[str, Any], words: str) -
     ],
 )
 def test_metrics_of_final_info_count_for_the_rows_that_ended(infos: dict[str, Any], expected: Any) -> None:
-    final = {"final_observation": np.array([None, np.ones(1, np.float32)], object)}
+    final = {"final_obs": np.array([None, np.ones(1, np.float32)], object)}
     env = adapted(OddBatch, parts={**ENDED, "infos": {**final, **infos}})
     env.reset()
     *_, found = env.step([0, 0])
