@@ -139,6 +139,18 @@ def _warn_of_name(metric: str) -> None:
     )
 
 
+@cache
+def _warn_not_finite(env_name: str, metric: str) -> None:
+    """Say once that values of a metric would spoil its mean."""
+    logger.warning(
+        "The environment %s reports NaN or infinity as info['%s%s'], which is left out of the mean. Fix: "
+        "leave the key out where there is no value.",
+        env_name,
+        METRIC_PREFIX,
+        metric,
+    )
+
+
 class SpecialMetricHistory:
     """Numbers that environments report through `info["metric/<name>"]`; iterates as ReturnHistory does."""
 
@@ -158,8 +170,11 @@ class SpecialMetricHistory:
         return data
 
     def add(self, env_name: str, metric: str, value: Any) -> None:
-        """Store a number, or every element of a list or array of numbers."""
-        self.values[metric][env_name].extend(np.asarray(value, np.float64).reshape(-1).tolist())
+        """Store a number, or every element of a list or array of numbers; those that are finite."""
+        numbers = np.asarray(value, np.float64).reshape(-1)
+        if not np.isfinite(numbers).all():
+            _warn_not_finite(env_name, metric)
+        self.values[metric][env_name].extend(numbers[np.isfinite(numbers)].tolist())
 
     def add_step(self, metrics: Iterable[tuple[int, str, Any]], env_names: Sequence[str]) -> None:
         """Store `infos["metrics"]` of one vector step; `env_names` as they were before the step."""

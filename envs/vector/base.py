@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from ...data.spaces import is_text
-from ..returned import METRIC_PREFIX, Metrics
+from ..returned import Metrics
 from .group import StepBuffers
 
 try:
@@ -76,7 +75,6 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         # Observations that have not left their bounds in the first steps and where episodes ended.
         self._steps_to_check = _STEPS_TO_CHECK
         self._unwarned = [key for key, space in obs_space.spaces.items() if isinstance(space, spaces.Box)]
-        self._odd_metrics: set[str] = set()
         self.text_keys = tuple(key for key, space in obs_space.spaces.items() if is_text(space))
 
     def seeds_of(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
@@ -198,30 +196,8 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             infos["final_obs"], infos["_final_obs"] = self.buffers.final_obs, ended
             self._warn_if_outside(self.buffers.final_obs, np.flatnonzero(ended).tolist())
         if metrics:
-            infos["metrics"] = self._finite(metrics)
+            infos["metrics"] = metrics
         return infos
-
-    def _finite(self, metrics: Metrics) -> Metrics:
-        """The metrics without NaN and infinity, which would spoil every mean; warns once of each."""
-        found: Metrics = []
-        for row, name, value in metrics:
-            numbers = value if isinstance(value, list) else [value]
-            finite = [number for number in numbers if math.isfinite(number)]
-            if len(finite) == len(numbers):
-                found.append((row, name, value))
-                continue
-            found.append((row, name, finite))
-            if name not in self._odd_metrics:
-                self._odd_metrics.add(name)
-                logger.warning(
-                    "The environment %s returned %s as info['%s%s']. Values that are not finite are left out "
-                    "of the mean. Fix: leave the key out where there is no value.",
-                    self.env_names[row],
-                    next(number for number in numbers if not math.isfinite(number)),
-                    METRIC_PREFIX,
-                    name,
-                )
-        return found
 
     def _warn_if_outside(self, obs: dict[str, np.ndarray], rows: Sequence[int]) -> None:
         """Warn, once per key, of observations in these rows that the observation space does not allow."""

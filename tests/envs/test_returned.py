@@ -310,24 +310,6 @@ def test_an_early_or_last_observation_outside_its_box_is_reported_once(
     assert words in told[0]
 
 
-def test_metrics_that_are_not_finite_are_left_out_and_reported_once(
-    opened: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Figures(ScriptedEnv):
-        def step(self, action: Any) -> Any:
-            figures = {"metric/rate": float("nan"), "metric/all": np.array([1, np.inf]), "metric/good": 1}
-            return *super().step(action)[:4], figures
-
-    env = opened("sync", [EnvSpec(Figures)])
-    env.reset(seed=0)
-    with caplog.at_level(logging.WARNING, logger="loxodon"):
-        found = [env.step([0])[-1]["metrics"] for _ in range(3)]
-    assert found == [[(0, "rate", []), (0, "all", [1.0]), (0, "good", 1.0)]] * 3
-    assert len(caplog.messages) == 2
-    assert "scripted0 returned nan as info['metric/rate']" in caplog.messages[0]
-    assert "Fix:" in caplog.messages[0]
-
-
 # --- spaces ------------------------------------------------------------------------------------------------
 
 

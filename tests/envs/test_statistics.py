@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loxodon.envs import Histories, ReturnHistory, SpecialMetricHistory
-from loxodon.envs.statistics import _warn_of_name
+from loxodon.envs.statistics import _warn_not_finite, _warn_of_name
 
 
 def test_nothing_finished_means_no_keys() -> None:
@@ -58,6 +58,19 @@ def test_special_metrics_take_scalars_lists_and_arrays() -> None:
     }
     history.clear()
     assert history.summary("train") == {}
+
+
+def test_metrics_that_are_not_finite_are_left_out_and_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    history = SpecialMetricHistory()
+    _warn_not_finite.cache_clear()
+    with caplog.at_level(logging.WARNING, "loxodon"):
+        for _ in range(2):
+            history.add_step([(0, "rate", float("nan")), (0, "all", [1.0, np.inf])], ["a"])
+    assert history.summary("") == {"all": 1.0, "all/a": 1.0}
+    assert len(caplog.messages) == 2
+    assert "The environment a reports NaN or infinity as info['metric/rate']" in caplog.text
 
 
 def test_rows_that_took_no_step_count_for_nothing() -> None:
