@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,7 +31,6 @@ from .group import ColumnCheck, StepBuffers, column_checks, step_location
 
 SAME, NEXT, DISABLED = "SameStep", "NextStep", "Disabled"
 """When a finished row is reset: with the step that ended it, with the step after, or only when asked to."""
-logger = logging.getLogger("loxodon")
 
 
 class AlreadyVectorizedEnv(SequenceVectorEnv):
@@ -45,9 +43,6 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
     - NEXT_STEP (EnvPool, `gymnasium.make_vec`): the step after an episode's end only resets the row; it is
       marked in `infos["_ignore"]`.
     - DISABLED: finished rows are reset here, by `reset(options={"reset_mask": (N,) bool})`.
-
-    Without the entry, the first episode that ends decides: SAME_STEP if there is a `final_obs`, else
-    NEXT_STEP.
 
     Args:
         specs: recipes whose target is a registered id (made by `gymnasium.make_vec` with one row per recipe)
@@ -189,13 +184,13 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
     def get_states(self) -> list[dict[str, Any]]:
         """As of its base, one state for all rows."""
         state = copy.deepcopy(self.env.get_state())
-        return [{"env": state, "resets_next": self._resets_next.copy(), "mode": self._mode}]
+        return [{"env": state, "resets_next": self._resets_next.copy()}]
 
     def set_states(self, states: Sequence[dict[str, Any]]) -> None:
         """As of its base."""
         (state,) = states
         self.env.set_state(copy.deepcopy(state["env"]))
-        self._resets_next, self._mode = state["resets_next"].copy(), state["mode"]
+        self._resets_next = state["resets_next"].copy()
 
     def _rows_have(self, name: str) -> bool:
         """True if every row has the attribute and can be asked for it."""
@@ -225,14 +220,6 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
 
     def _finish(self, ended: np.ndarray, infos: Mapping[str, Any]) -> Metrics:
         """Fill `final_obs` and, where possible, `obs` of the rows that ended; metrics of their reset."""
-        if self._mode is None:
-            self._mode = SAME if infos.get("final_obs") is not None else NEXT
-            logger.warning(
-                "%s does not say when it resets finished rows; it looks like %s. If that is wrong, set its "
-                "metadata['autoreset_mode'].",
-                type(self.env).__name__,
-                self._mode,
-            )
         if self._mode == SAME:
             self._write_final(infos, ended)
             return []
@@ -337,11 +324,11 @@ def _name_of(env: Any) -> str:
     return str(own or type(env.unwrapped).__name__.removesuffix("GymnasiumEnvPool"))
 
 
-def _autoreset_mode(env: Any) -> str | None:
-    """SAME, NEXT, DISABLED, or None when the environment does not say."""
+def _autoreset_mode(env: Any) -> str:
+    """SAME, NEXT or DISABLED."""
     mode = (env.metadata or {}).get("autoreset_mode")
-    name = getattr(mode, "value", mode)
-    if name not in (SAME, NEXT, DISABLED, None):
+    name: str = getattr(mode, "value", mode)
+    if name not in (SAME, NEXT, DISABLED):
         raise ValueError(
             f"{type(env).__name__} has metadata['autoreset_mode'] = {mode!r}, but gymnasium.vector's "
             "AutoresetMode knows NEXT_STEP, SAME_STEP and DISABLED. Fix: set it to one of these."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
@@ -284,19 +283,6 @@ def test_same_step_takes_batched_final_obs_and_misses_none() -> None:
         env.step([0, 0])
 
 
-@pytest.mark.parametrize(("has_final", "looks_like"), [(True, "SameStep"), (False, "NextStep")])
-def test_an_env_that_does_not_say_its_mode(
-    has_final: bool, looks_like: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    env = adapted(BatchedFinalEnv, has_final=has_final)
-    env.reset()
-    with caplog.at_level(logging.WARNING, logger="loxodon"):
-        env.step([0, 0])
-        *_, infos = env.step([0, 0])
-    assert ("_ignore" in infos) == (not has_final)
-    assert [f"looks like {looks_like}" in record.message for record in caplog.records] == [True]
-
-
 def test_numbers_and_shapes_that_cannot_be_are_refused() -> None:
     env: Any = adapted(lambda: gym.vector.SyncVectorEnv([ScriptedEnv, lambda: FailingEnv("nan")]))
     env.reset(seed=0)
@@ -308,7 +294,7 @@ def test_numbers_and_shapes_that_cannot_be_are_refused() -> None:
         # would silently be spread over all rows
         (1.0, r"BatchedFinalEnv returned rewards with shape \(\).*say \(2, ...\).*Fix"),
     ):
-        env = adapted(BatchedFinalEnv, has_final=True)
+        env = adapted(BatchedFinalEnv, has_final=True, autoreset_mode=AutoresetMode.SAME_STEP)
         env.reset()
         env.env.reward = reward
         with pytest.raises(ValueError, match=words):
@@ -326,8 +312,9 @@ def test_metrics_in_every_mode(mode: str) -> None:
 
 
 def test_what_cannot_be_mapped_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"autoreset_mode'\] = 'sometimes'.*NEXT_STEP.*Fix"):
-        adapted(BatchedFinalEnv, has_final=True, autoreset_mode="sometimes")
+    for mode in ({"autoreset_mode": "sometimes"}, {}):
+        with pytest.raises(ValueError, match=r"autoreset_mode'\] = ('sometimes'|None).*NEXT_STEP.*Fix"):
+            adapted(BatchedFinalEnv, has_final=True, **mode)
     with pytest.raises(TypeError, match=r"got ScriptedEnv.*needs a gymnasium.vector.VectorEnv.*Fix"):
         adapted(ScriptedEnv)
     spec = EnvSpec(gymnasium_vector_env, {"num_envs": 2})
