@@ -327,7 +327,7 @@ def _name_of(env: Any) -> str:
 def _autoreset_mode(env: Any) -> str:
     """SAME, NEXT or DISABLED."""
     mode = (env.metadata or {}).get("autoreset_mode")
-    name: str = getattr(mode, "value", mode)
+    name = str(getattr(mode, "value", mode))
     if name not in (SAME, NEXT, DISABLED):
         raise ValueError(
             f"{type(env).__name__} has metadata['autoreset_mode'] = {mode!r}, but gymnasium.vector's "

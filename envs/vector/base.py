@@ -28,6 +28,12 @@ _OWN_METHODS = ("reset", "step", "close", "render")
 StepResult = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
+def _widened(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds that rounding does not leave."""
+    low, high = (bound.astype(np.float64) for bound in (space.low, space.high))
+    return low - _SLACK * np.maximum(1.0, np.abs(low)), high + _SLACK * np.maximum(1.0, np.abs(high))
+
+
 class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     """N environments stepped together; one that ends is reset within the same step.
 
@@ -72,9 +78,9 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self.env_observation_space: spaces.Space[Any] = obs_space
         self.env_action_space: spaces.Space[Any] = action_space
         self.env_names: list[str] = []
-        # Observations that have not left their bounds in the first steps and where episodes ended.
+        boxes = {key: space for key, space in obs_space.spaces.items() if isinstance(space, spaces.Box)}
+        self._obs_bounds = {key: _widened(space) for key, space in boxes.items()}  # until a value is outside
         self._steps_to_check = _STEPS_TO_CHECK
-        self._unwarned = [key for key, space in obs_space.spaces.items() if isinstance(space, spaces.Box)]
         self.text_keys = tuple(key for key, space in obs_space.spaces.items() if is_text(space))
 
     def seeds_of(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
@@ -201,21 +207,19 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
     def _warn_if_outside(self, obs: dict[str, np.ndarray], rows: Sequence[int]) -> None:
         """Warn, once per key, of observations in these rows that the observation space does not allow."""
-        for key in list(self._unwarned):
-            space, values = self.single_observation_space[key], obs[key][rows]
-            low, high = (bound.astype(np.float64) for bound in (space.low, space.high))
-            slack = [_SLACK * np.maximum(1.0, np.abs(bound)) for bound in (low, high)]
-            outside = np.argwhere((values < low - slack[0]) | (values > high + slack[1]))
-            if len(outside):
-                self._unwarned.remove(key)
-                row, *place = outside[0].tolist()
+        for key, (low, high) in list(self._obs_bounds.items()):
+            values = obs[key][rows]
+            is_outside = (values < low) | (values > high)
+            if is_outside.any():
+                del self._obs_bounds[key]
+                row, *place = np.argwhere(is_outside)[0].tolist()
                 logger.warning(
                     "The environment %s returned %g as observation %r, outside the bounds of its space: %s. "
                     "Nothing is clipped. Fix: correct the environment or its observation_space.",
                     self.env_names[rows[row]],
                     values[(row, *place)],
                     key,
-                    space,
+                    self.single_observation_space,
                 )
 
     def step_result(self, has_ended: bool, metrics: Metrics) -> StepResult:
