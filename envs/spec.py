@@ -139,14 +139,11 @@ def build_all(specs: Iterable[EnvSpec], made: list[SequenceEnv] | None = None) -
 
 
 def _no_env_text(target: str, made: Any) -> str:
+    fix = (
+        "derive the environment from gymnasium.Env, and return one (for old gym environments, install shimmy)"
+    )
     if isinstance(made, gym.vector.VectorEnv):
         fix = "set Experiment.env_mode = 'already_vectorized'"
-    elif isinstance(made, type):
-        fix = f"give {made.__name__} itself, or call it in there"
-    elif made is None:
-        fix = "return the environment from it"
-    else:
-        fix = "derive the environment from gymnasium.Env (for old gym environments, install shimmy)"
     found = made if made is None or isinstance(made, type) else f"a {type(made).__name__}"
     return f"{target} made {found}, but must make one gymnasium.Env. Fix: {fix}."
 
