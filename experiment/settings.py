@@ -116,11 +116,7 @@ class Settings:
     # ---- environments ----
 
     parallel_actors: int = setting(12, "number of environments", lowest=1)
-    env_mode: str = setting(
-        "async",
-        'how environments run; "auto" tries "async" and "sync" and takes the faster',
-        choices=("async", "sync", "already_vectorized", "auto"),
-    )
+    env_mode: str = setting("async", "how environments run", choices=("async", "sync", "already_vectorized"))
     async_env_mp_context: str | None = setting(
         None, "start method of the environments' processes", in_hash=False
     )
@@ -156,7 +152,7 @@ class Settings:
     has_dset_edit_rights: bool = setting(True, "this process may delete old files", tried=False)
     stagger_traj_file_lengths: bool = setting(True, "draw file lengths within max_seq_len of traj_save_len")
     save_trajs_as: str = setting(
-        "npz", "format of trajectory files", choices=("npz", "npz-compressed", "traj"), in_hash=False
+        "npz", "format of trajectory files", choices=("npz", "npz-compressed"), in_hash=False
     )
     padded_sampling: str = setting(
         "none",
