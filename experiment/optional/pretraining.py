@@ -6,32 +6,20 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import hashlib
-import json
 import logging
 import math
-import re
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import gin
 from torch import Tensor, nn
 
-from ...agents import Agent, BaseAgent, Demonstrations, OnPolicyAgent, PPOLoss
+from ...agents import Agent, BaseAgent, Demonstrations, OnPolicyAgent
 from ...data import Batch, BatchLoader, RLDataset
 from ...nets import Actor, PolicyHead
 from ..callbacks import Callback
-from ..checkpoint.policy_file import (
-    POLICY_FORMAT,
-    PolicyInfo,
-    fit_weights,
-    load_what_fits,
-    plain_tensors,
-    read_policy,
-)
-from ..checkpoint.record import bindings_of
+from ..checkpoint.policy_file import load_what_fits, plain_tensors
 from ..collect.build import layout_of
 from ..contracts import Run
 from ..learn.learner import Learner, log_figures, masked_losses
@@ -40,7 +28,6 @@ from ..ppo import PPOLearner
 from ..process.distributed import StopWatch, merge_metrics
 from ..process.ranges import check_number
 from ..process.rng import derive_seed, isolated_rng
-from ..process.versions import version_of
 from ..settings import Settings
 
 logger = logging.getLogger("loxodon")
@@ -50,21 +37,6 @@ _TEST_UPDATES = 2
 _SHOW_EVERY_S = 0.3
 _LOSSES = ("loss", "actor_loss", "critic_loss")
 _ENCODERS = ("tstep_encoder.", "traj_encoder.")
-_FORMAT = 1
-_OF_STAGE = ("method", "num_batches", "batch_size", "learning_rate", "value_coef")
-_OF_RUN = (
-    "max_seq_len",
-    "padded_sampling",
-    "packed_batches",
-    "batch_size",
-    "batches_per_update",
-    "dloader_workers",
-    "learning_rate",
-    "lr_warmup_steps",
-    "grad_clip",
-    "l2_coeff",
-    "mixed_precision",
-)
 
 
 @gin.configurable
@@ -88,8 +60,6 @@ class Pretraining(Callback):
         learning_rate: None for that of the run.
         value_coef: weight of the critic's loss beside the actor's; None for 0.5 with "bc", 10 otherwise.
         agent_type: the agent of "off_policy".
-        cache_dir: folder in which results are kept; a run with the same agent, data, seed and settings of
-            this stage loads one instead. None for no cache.
 
     Raises: ValueError or TypeError for a setting that cannot work.
     """
@@ -104,7 +74,6 @@ class Pretraining(Callback):
         learning_rate: float | None = None,
         value_coef: float | None = None,
         agent_type: Callable[..., BaseAgent] = Agent,
-        cache_dir: str | None = None,
     ) -> None:
         if not isinstance(dataset, RLDataset):
             raise TypeError(
@@ -124,7 +93,6 @@ class Pretraining(Callback):
         self.batch_size, self.learning_rate = batch_size, learning_rate
         self.value_coef = VALUE_COEFS[method] if value_coef is None else value_coef
         self.agent_type = agent_type
-        self.cache_dir = None if cache_dir is None else Path(cache_dir).expanduser()
         self.is_done = False
         self.run: Run
         self.settings: Settings  # those of the run
@@ -174,11 +142,11 @@ class Pretraining(Callback):
                 "collect trajectories first."
             )
         run.ctx.status.state("learning")
-        # Its own random numbers: what follows is the same with a result from the cache.
+        # Its own random numbers, so that the rest of the run does not depend on them.
         with isolated_rng(
             derive_seed(run.ctx.progress.seed, "pretraining", run.ctx.accelerator.process_index)
         ):
-            self.is_done = self._load_or_train()
+            self.is_done = self._train_or_undo()
 
     def state_dict(self) -> dict[str, Any]:
         """Whether it is done."""
@@ -188,12 +156,9 @@ class Pretraining(Callback):
         """Restore what `state_dict` returned."""
         self.is_done = bool(state["is_done"])
 
-    def _load_or_train(self) -> bool:
-        """Load the result or train; False if a stop was asked for."""
-        run, path = self.run, self._cache_path()
-        if path is not None and not run.ctx.any(not self._load_cached(path)):
-            run.ctx.console.say(f"Pre-trained weights come from {path}.")
-            return True
+    def _train_or_undo(self) -> bool:
+        """Train; False if a stop was asked for, which leaves the weights as they were, as an error does."""
+        run = self.run
         before = plain_tensors(run.policy)
         try:
             figures = self._train()
@@ -210,8 +175,6 @@ class Pretraining(Callback):
             run.ctx.console.say("Stopped in pre-training, which begins again on resume.")
             return False
         run.log(figures, "pretrain")
-        if path is not None:
-            self._store_cached(path)
         return True
 
     def _train(self) -> dict[str, float]:
@@ -336,80 +299,6 @@ class Pretraining(Callback):
             pin_memory=self.run.DEVICE.type == "cuda",
             packs=self.settings.packed_batches,
         )
-
-    def _cache_path(self) -> Path | None:
-        """Where this stage's result is kept; None without a cache.
-
-        The name covers the agent's structure and initial weights, the seed, the data, the settings of the
-        stage and those of the run that it uses; not those of PPO's loss: runs that differ in it share a
-        result.
-        """
-        if self.cache_dir is None or self.run.test_run:
-            return None
-        if (data := self.dataset.fingerprint()) is None:
-            logger.warning(
-                "Pre-training is not cached: %s does not say what its data are. Fix: give it a method "
-                "fingerprint() -> str.",
-                type(self.dataset).__name__,
-            )
-            return None
-        agent_type = getattr(self.agent_type, "__name__", repr(self.agent_type))
-        parts = {"BatchLoader", "AdamW", "Learner"}
-        parts |= {agent_type, "Actor", "CriticEnsemble"} if self.method == "off_policy" else set()
-        bound = bindings_of(gin.config_str()).items()
-        estimator = self.trainer.advantage_estimator
-        facts = {
-            "format": [_FORMAT, POLICY_FORMAT],
-            "versions": [version_of("loxodon"), version_of("torch")],
-            "seed": self.run.ctx.progress.seed,
-            "processes": self.run.ctx.accelerator.num_processes,
-            "device": self.run.DEVICE.type,
-            "stage": {name: getattr(self, name) for name in _OF_STAGE},
-            "run": {name: getattr(self.settings, name) for name in _OF_RUN},
-            "returns": [type(estimator).__name__, vars(estimator)],
-            "agent": structure(self.run.policy),
-            "data": data,
-            "off_policy": agent_type,
-            "bindings": {key: value for key, value in bound if re.split(r"[/.]", key)[-2] in parts},
-        }
-        found = hashlib.sha256(json.dumps(facts, sort_keys=True, default=repr).encode())
-        for name, value in plain_tensors(self.run.policy).items():
-            found.update(name.encode() + value.view(-1).numpy().tobytes())
-        return self.cache_dir / f"{found.hexdigest()[:24]}.safetensors"
-
-    def _load_cached(self, path: Path) -> bool:
-        """Put a result into the agent; False if there is none, or none that can be read."""
-        if not path.is_file():
-            return False
-        try:
-            fit_weights(self.run.policy, read_policy(path)[1], path)
-        except (ValueError, FileNotFoundError) as error:
-            logger.warning("A result of pre-training cannot be used and is made anew: %s", error)
-            return False
-        self.run.learner.on_checkpoint_loaded(is_resume=False)
-        return True
-
-    def _store_cached(self, path: Path) -> None:
-        """Keep the agent's weights as a policy file; a run that cannot write it goes on with a warning."""
-        if not self.run.ctx.accelerator.is_main_process:
-            return
-        try:
-            self.run.checkpoints.save_policy(path, self.run.policy, PolicyInfo(0, 0, False))
-        except OSError as error:
-            logger.warning("The result of pre-training is not kept: %s", error)
-        else:
-            self.run.ctx.console.say(f"The result of pre-training is kept in {path}.")
-
-
-def structure(model: nn.Module) -> list[Any]:
-    """Class and plain attributes of every module, but for PPO's loss, by name."""
-
-    def plain(module: nn.Module) -> dict[str, Any]:
-        own = vars(module).items()
-        return {k: v for k, v in own if isinstance(v, bool | int | float | str) and k != "training"}
-
-    found = model.named_modules()
-    return [[name, type(m).__qualname__, plain(m)] for name, m in found if not isinstance(m, PPOLoss)]
 
 
 def hand_over(source: BaseAgent, target: nn.Module) -> None:

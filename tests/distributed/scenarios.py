@@ -391,14 +391,12 @@ def _requested(folder: Path) -> dict[str, Any]:
 
 
 def pretraining(folder: Path) -> dict[str, Any]:
-    """Weights before the first epoch, by method: of a stage that trains, and from the cache."""
+    """Weights before the first epoch, by method."""
     found = {}
     for method in ("bc", "off_policy"):
-        small = {"num_batches": 6, "method": method, "cache_dir": str(folder / method)}
-        for place in ("trained", "cached"):
-            agent = partial(PPOAgent, share_encoder=False, value_norm="popart")
-            exp = make_ppo(folder / place, agent_type=agent, callbacks=[stage(**small)])
-            found[f"{method}-{place}"] = pretrained(exp)
+        agent = partial(PPOAgent, share_encoder=False, value_norm="popart")
+        made = stage(num_batches=6, method=method)
+        found[method] = pretrained(make_ppo(folder / method, agent_type=agent, callbacks=[made]))
     return found
 
 

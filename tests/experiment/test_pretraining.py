@@ -1,4 +1,4 @@
-"""Pre-training on demonstrations, its cache, warm starts, and data of one kind of agent for the other."""
+"""Pre-training on demonstrations, warm starts, and data of one kind of agent for the other."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_a_resumed_run_does_not_pretrain_again(tmp_path: Path) -> None:
 
 
 def test_a_stop_keeps_nothing_half_done_and_resuming_gives_the_same_run(tmp_path: Path) -> None:
-    whole = run(make_ppo(tmp_path / "whole", callbacks=[stage(num_batches=40, cache_dir=str(tmp_path))]))
-    stopped = make_ppo(tmp_path / "parts", callbacks=[stage(num_batches=40, cache_dir=str(tmp_path / "c"))])
+    whole = run(make_ppo(tmp_path / "whole", callbacks=[stage(num_batches=40)]))
+    stopped = make_ppo(tmp_path / "parts", callbacks=[stage(num_batches=40)])
     stopped.start()
     before = weights_of(stopped)
     real, count = stopped.log, 0
@@ -94,7 +94,6 @@ def test_a_stop_keeps_nothing_half_done_and_resuming_gives_the_same_run(tmp_path
     with pytest.raises(SystemExit):
         stopped.learn()
     assert same(before, weights_of(stopped))
-    assert not (tmp_path / "c").exists()
     resumed = make_ppo(tmp_path / "parts", callbacks=[stage(num_batches=40)])
     resumed.start()
     resumed.load_checkpoint()
@@ -102,26 +101,6 @@ def test_a_stop_keeps_nothing_half_done_and_resuming_gives_the_same_run(tmp_path
     resumed.learn()
     resumed.close()
     assert same(weights_of(whole), weights_of(resumed))
-
-
-@pytest.mark.parametrize("method", ["bc", "off_policy"])
-def test_a_cached_result_is_the_one_that_training_gave(tmp_path: Path, method: str, caplog: Any) -> None:
-    cache = str(tmp_path / "cache")
-    small = {"num_batches": 5, "method": method, "cache_dir": cache}
-    first = pretrained(make_ppo(tmp_path / "a", callbacks=[stage(**small)]))
-    exp = make_ppo(tmp_path / "b", callbacks=[stage(**small)], epochs=2)
-    second = pretrained(exp)
-    assert same(first, second)
-    assert not any("pretrain/loss" in row for row in metrics(exp.run_dir))
-    (file,) = Path(cache).iterdir()
-    for changes in ({"seed": 8}, {"callbacks": [stage(demos(count=19), **small)]}):
-        other = make_ppo(tmp_path / "c", **{"callbacks": [stage(**small)], **changes})
-        assert not same(first, pretrained(other))
-        assert any("pretrain/loss" in row for row in metrics(other.run_dir))
-    assert len(list(Path(cache).iterdir())) == 3
-    file.write_bytes(file.read_bytes()[:100])  # half a file
-    assert same(first, pretrained(make_ppo(tmp_path / "d", callbacks=[stage(**small)])))
-    assert "cannot be used and is made anew" in caplog.text
 
 
 def test_off_policy_training_hands_over_encoders_and_a_policy_of_the_same_build(
@@ -151,10 +130,9 @@ def test_off_policy_training_hands_over_encoders_and_a_policy_of_the_same_build(
     assert [len(exp.accelerator._models), len(exp.accelerator._optimizers)] == [1, 0]
 
 
-def test_a_test_run_pretrains_a_little_and_without_a_cache(tmp_path: Path) -> None:
-    exp = run(make_ppo(tmp_path, test_run=True, callbacks=[stage(cache_dir=str(tmp_path / "cache"))]))
+def test_a_test_run_pretrains_a_little(tmp_path: Path) -> None:
+    exp = run(make_ppo(tmp_path, test_run=True, callbacks=[stage()]))
     assert [row["pretrain/updates"] for row in metrics(exp.run_dir) if "pretrain/updates" in row] == [2]
-    assert not (tmp_path / "cache").exists()
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
@@ -188,18 +166,6 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_weights(tmp_path: 
         exp.learn()
     assert same(before, weights_of(exp))
     exp.close()
-
-
-def test_unknown_data_are_not_cached_and_own_ones_may_say_what_they_are(tmp_path: Path, caplog: Any) -> None:
-    dataset = demos()
-    dataset.relabeler = type("Same", (), {"apply": lambda self, traj, rng: traj})()
-    small = {"num_batches": 1, "cache_dir": str(tmp_path / "cache")}
-    run(make_ppo(tmp_path / "a", callbacks=[stage(dataset, **small)]))
-    assert "does not say what its data are" in caplog.text
-    assert not (tmp_path / "cache").exists()
-    dataset.fingerprint = lambda: "mine"  # type: ignore[attr-defined]
-    run(make_ppo(tmp_path / "b", callbacks=[stage(dataset, **small)]))
-    assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 # ---- warm starts ----
@@ -284,8 +250,7 @@ def test_what_ppo_stores_is_learned_from_by_both_kinds_of_agents(tmp_path: Path)
         val_timesteps_per_epoch=0,
     )
     assert offline.learner.gradient_steps == 4
-    made = stage(DiskTrajDataset(dset_name="teed"), num_batches=4, cache_dir=str(tmp_path / "cache"))
+    made = stage(DiskTrajDataset(dset_name="teed"), num_batches=4)
     exp = run(make_ppo(tmp_path, run_name="cloned", callbacks=[made]))
     assert exp.hooks.callbacks[0].is_done
     assert any("pretrain/loss" in row for row in metrics(exp.run_dir))
-    assert len(list((tmp_path / "cache").iterdir())) == 1
