@@ -77,7 +77,7 @@ from .process.malloc import keep_freed_memory
 from .process.rng import GlobalGenerators, derive_seed, draw_seed, isolated_rng, seed_global_generators
 from .process.signals import Aborted
 from .process.threads import choose_threads
-from .settings import Settings, check_for_on_policy, check_hooks, check_settings, shrink
+from .settings import Settings, check_for_on_policy, check_settings, shrink
 
 logger = logging.getLogger("loxodon")
 _PER_PROCESS = {"trainer", "collector", "rng"}  # parts of which each process has a state of its own
@@ -105,7 +105,6 @@ class Experiment(Settings):
 
     def __post_init__(self) -> None:
         """Check the settings and set up Accelerate; nothing is built and nothing is written yet."""
-        check_hooks(type(self))
         check_settings(self)
         if self.test_run:
             shrink(self)
