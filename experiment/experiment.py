@@ -1045,7 +1045,7 @@ class Experiment(Settings):
         """
         state = self.checkpoints.read(folder)
         where = f"the training state {self.restore_from}" if is_branch else f"the checkpoint {folder}"
-        check_checkpoint(state.metadata, self.record, where, self.checkpoints.on_mismatch)
+        check_checkpoint(state.metadata, self.record, where)
         load_weights(self.policy, folder / "model.safetensors")
         state = as_branch(state) if is_branch else state
         parts, states, seed_before = self._parts(), {**state.shared, **state.own}, self.run_seed

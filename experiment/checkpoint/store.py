@@ -36,7 +36,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ...data.errors import FormatError, check_choice, visible
+from ...data.errors import FormatError, visible
 from ..process.files import fsync, json_object, parse_json, remove_left_over, write_text
 from ..process.ranges import check_number
 from .policy_file import PolicyInfo, plain_tensors, policy_header, write_policy
@@ -79,8 +79,6 @@ class CheckpointManager:
         best_by: name of the logged figure that the best policy is judged by; the policy is that of the moment
             in which the figure is logged.
         lowest_is_best: whether a lower figure is a better one.
-        on_mismatch: what is done with a checkpoint of another major version of Loxodon (before 1.0: minor):
-            "error" refuses it, "warn" only says so, as of all other versions.
         keep: newest training states that stay; None for all. keep_every: those after a multiple of so many
             epochs stay too. Policy weights always stay.
         every_minutes: after so many without a checkpoint, and after the first epoch of a run, the running
@@ -108,7 +106,6 @@ class CheckpointManager:
         facts: Callable[[], Mapping[str, str]] = dict,
         best_by: str = "val/return",
         lowest_is_best: bool = False,
-        on_mismatch: str = "error",
         keep: int | None = None,
         keep_every: int | None = None,
         every_minutes: float | None = 5.0,
@@ -119,8 +116,7 @@ class CheckpointManager:
         check_number("CheckpointManager.every_minutes", every_minutes, above=0, optional=True)
         self.keep, self.keep_every = keep, keep_every
         self.every_minutes, self.exact_resume = every_minutes, exact_resume
-        check_choice("CheckpointManager.on_mismatch", on_mismatch, ("error", "warn"))
-        self.best_by, self.lowest_is_best, self.on_mismatch = best_by, lowest_is_best, on_mismatch
+        self.best_by, self.lowest_is_best = best_by, lowest_is_best
         self.root, self.run_name, self.rank, self.num_ranks = run_dir / "ckpts", run_name, rank, num_ranks
         self.facts = facts
         self.run_id: str | None = None
