@@ -206,19 +206,11 @@ class CheckpointManager:
                 found[int(match[1])] = marker.parent
         return found
 
-    def broken_link(self) -> str | None:
-        """Describe a checkpoint folder that is a link to nowhere; None for any other."""
-        if not self.root.is_symlink() or self.root.exists():
-            return None
-        return f"{self.root} is a link to {self.root.readlink()}, which does not exist"
-
     def newest_epoch(self) -> int:
         """Epoch of the newest complete checkpoint.
 
         Raises: FileNotFoundError when there is none.
         """
-        if broken := self.broken_link():
-            raise FileNotFoundError(f"{broken}. Fix: make that folder available, or remove the link.")
         epochs = self.complete_epochs()
         if not epochs:
             old = sorted(path.name for path in self.root.parent.glob("ckpts_old*"))
