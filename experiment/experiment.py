@@ -788,7 +788,7 @@ class Experiment(Settings):
                 seed=self.ctx.seed_of("test"),
                 episodes=episodes,
                 render=render,
-                save_on_done=save_trajs_to or False,
+                save_trajs_to=save_trajs_to,
             )
 
     def _evaluate(
@@ -803,7 +803,7 @@ class Experiment(Settings):
         start_s = time.perf_counter()
         with isolated_rng(seed):
             most = sys.maxsize if episodes is None else episodes
-            _, histories = self.interact(envs, timesteps, episodes=most, **how)
+            histories = self.interact(envs, timesteps, episodes=most, **how)
         named = {f"{kind}/{name}": value for name, value in self.policy_metrics(*histories).items()}
         if self.ctx.stop_agreed():  # cut short, the figures would favour short episodes
             return {}
@@ -837,48 +837,31 @@ class Experiment(Settings):
         self,
         envs: Any,
         timesteps: int,
-        hidden_state: Any = None,
+        *,
         render: bool = False,
-        save_on_done: bool | str = False,
+        save_trajs_to: str | Path | None = None,
         episodes: int | None = None,
-    ) -> tuple[Any, Histories]:
-        """Act in `envs`, without exploration; returns hidden state, (returns, specials).
+    ) -> Histories:
+        """Begin new episodes in `envs` and act, without exploration; returns (returns, specials).
 
         timesteps: how many to take in each env.
-        hidden_state: what the previous call returned, to continue in the same `envs` where that one stopped;
-            otherwise all are reset.
+        save_trajs_to: folder for the trajectories of episodes that end; None for none.
         episodes: count so many, shared equally by `envs`, of those that begin within `timesteps`. Each is
             played to its end, see `Collector.collect`.
-        save_on_done: a folder to store trajectories in, or True for that of the dataset, each when it ends.
-            False stores those of the training environments in the dataset, by the end of the call at the
-            latest, and no others. Of the training environments, episodes that are still running are stored
-            as far as they have come.
         """
-        is_training = envs is self.train_envs
-        folder: str | Path | None = None if isinstance(save_on_done, bool) else save_on_done
-        if save_on_done is True or (folder is None and is_training):
-            folder = self.dataset.save_new_trajs_to
-        if is_training and self.collector is not None:
+        if envs is self.train_envs and self.collector is not None:
             self.collector.leave_envs()
-        writer: TrajectoryWriter | None = None
-        if folder is not None:
+        sinks = []
+        if save_trajs_to is not None:
             seed = self.ctx.seed_of("writer", "interact")
-            writer = self._make_writer(Path(folder), envs.num_envs, seed=seed)
+            sinks.append(self._make_writer(Path(save_trajs_to), envs.num_envs, seed=seed))
         self.ctx.console.measure(lambda: self.evaluator.share_done)
-        found = self.evaluator.play(
-            self.acting,
-            envs,
-            timesteps,
-            hidden_state=hidden_state,
-            episodes=episodes,
-            sinks=[] if writer is None else [writer],
-            render=render,
+        histories = self.evaluator.play(
+            self.acting, envs, timesteps, episodes=episodes, sinks=sinks, render=render
         )
-        if writer is not None:
-            if is_training:
-                writer.flush_partial()
+        for writer in sinks:
             writer.close()
-        return found
+        return histories
 
     def policy_metrics(self, returns: ReturnHistory, specials: SpecialMetricHistory) -> dict[str, float]:
         """Hook: figures of a rollout, over the episodes of all processes; empty when no episode ended."""
