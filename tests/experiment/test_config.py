@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -208,12 +207,12 @@ def test_a_module_in_the_working_folder_can_be_imported() -> None:
         ("CfgGRU.width = 3", ["a.gin:3: CfgGRU.width is given by the code", "layers, rate, norm"]),
         ("CfgRun.options = {'a': [@CfgGru()]}", ["a.gin:3:", "'CfgGru'", "Did you mean 'CfgGRU'?"]),
         ("NUM = 3\nCfgRun.epochs = %NUMM", ["a.gin:4:", "nothing defines NUMM", "'%NUM'"]),
-        ("CfgRun.run_name = run one  # why", ["a.gin:3:", "put quotes around it: 'run one'."]),
-        ("CfgRun.run_name = /some/where", ["a.gin:3:", "'/some/where'"]),
-        ("CfgRun.options = {'a': foo}", ["a.gin:3:", "put quotes around it: 'foo'"]),
+        ("CfgRun.run_name = run one  # why", ["a.gin:3:", "a quoted string"]),
+        ("CfgRun.run_name = /some/where", ["a.gin:3: `CfgRun.run_name = /some/where` cannot be read"]),
+        ("CfgRun.options = {'a': foo}", ["a.gin:3:", "a quoted string"]),
         ("CfgRun.encoder_type = CfgGRU", ["a.gin:3:", "write @CfgGRU"]),
-        ("CfgRun.epochs = true", ["a.gin:3:", "write True"]),
-        ("CfgRun.epochs = = 3", ["a.gin:3:", "one value after one `=`"]),
+        ("CfgRun.epochs = true", ["a.gin:3:", "True, False, None"]),
+        ("CfgRun.epochs = = 3", ["a.gin:3: `CfgRun.epochs = = 3` cannot be read"]),
         ("CfgRun.epochs 3", ["a.gin:3: `CfgRun.epochs 3` cannot be read (Couldn't parse"]),
         ("CfgRun.run_name = 'abc\nCfgRun.epochs = 3", ["a.gin:3:", "close each bracket and quote"]),
         ("CfgRun.shapes = (1,\n  2\nCfgRun.epochs = 3", ["a.gin:5:", "close each bracket", "lines above"]),
@@ -451,15 +450,6 @@ def test_a_module_is_found_beside_the_config_that_names_it_and_beside_what_it_in
     assert {"import beside_whole", "import beside_part"} <= set(config.source.imports)
     assert str(elsewhere) in import_path()
     assert config.source.warnings == []
-
-
-def test_no_installed_module_is_hidden_by_a_file_beside_a_config_and_that_is_said(elsewhere: Path) -> None:
-    (elsewhere / "json.py").write_text("raise AssertionError")
-    (elsewhere / "mine.gin").write_text(f"import json\n{TINY}")
-    (warning,) = load_config([str(elsewhere / "mine.gin")]).source.warnings
-    assert re.search(
-        r"mine.gin:1: `import json` gives .*json/__init__.py, not .*json.py.*Fix: rename", warning
-    )
 
 
 def test_a_module_that_calls_exit_is_a_mistake_in_the_config(elsewhere: Path) -> None:
