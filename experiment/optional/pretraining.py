@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ...agents import Agent, BaseAgent, Demonstrations, OnPolicyAgent
 from ...data import Batch, BatchLoader, RLDataset
+from ...data.errors import check_choice
 from ...nets import Actor, PolicyHead
 from ..callbacks import Callback
 from ..checkpoint.policy_file import load_what_fits, plain_tensors
@@ -80,11 +81,7 @@ class Pretraining(Callback):
                 f"Pretraining.dataset is {dataset!r}, but must be a dataset. Fix: set Pretraining.dataset = "
                 "@demos/DiskTrajDataset() and demos/DiskTrajDataset.dset_name."
             )
-        if method not in VALUE_COEFS:
-            raise ValueError(
-                f"Pretraining.method is {method!r}; allowed are {', '.join(map(repr, VALUE_COEFS))}. "
-                "Fix: set Pretraining.method = 'bc'."
-            )
+        check_choice("Pretraining.method", method, tuple(VALUE_COEFS))
         check_number("Pretraining.num_batches", num_batches, lowest=1, whole=True)
         check_number("Pretraining.batch_size", batch_size, lowest=1, whole=True, optional=True)
         check_number("Pretraining.learning_rate", learning_rate, above=0, optional=True)
