@@ -124,11 +124,6 @@ class Misspelt(Callback):
     def on_fit_ends(self, exp: Experiment) -> None: ...
 
 
-class NotJson(Callback):
-    def state_dict(self) -> dict[str, Any]:
-        return {"x": {1, 2}}
-
-
 @pytest.mark.parametrize(
     ("callbacks", "error", "words"),
     [
@@ -141,12 +136,6 @@ class NotJson(Callback):
 def test_mistakes(tmp_path: Path, callbacks: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         make_experiment(tmp_path, callbacks=callbacks)
-
-
-def test_a_state_must_be_storable(tmp_path: Path) -> None:
-    exp = make_experiment(tmp_path, callbacks=[NotJson])
-    with pytest.raises(TypeError, match=r"NotJson.state_dict\(\) cannot be stored.*Fix"):
-        exp.hooks.state_dict()
 
 
 # ---- episodes that grow ----
