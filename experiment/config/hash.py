@@ -22,7 +22,6 @@ SETTINGS = (
     "WandbStore.*",
     "MetricLogger.*",
     "FinalTest.*",
-    "ProfileEpoch.*",
     "WallClockLimit.*",  # a stopped run continues as if it had not been
     # how many processes and threads do the work
     "AsyncVectorEnv.num_workers",
