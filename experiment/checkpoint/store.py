@@ -37,6 +37,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ...data.errors import FormatError, visible
+from ..artifacts.stores import CONTENT, POLICY, STATE
 from ..process.files import fsync, json_object, parse_json, remove_left_over, write_text
 from ..process.ranges import check_number
 from .policy_file import PolicyInfo, plain_tensors, policy_header, write_policy
@@ -458,11 +459,31 @@ def _key(key: Any) -> Any:
 # ---- what is in a folder ----
 
 
-def policy_in(folder: Path) -> Path | None:
-    """The best policy of a run, or else its latest; None without either. folder: of the run, or its ckpts."""
-    root = folder / "ckpts" if (folder / "ckpts").is_dir() else folder
-    places = (root / name / "policy.safetensors" for name in ("best", "latest"))
-    return next((place for place in places if place.is_file()), None)
+def find_files(path: Path, name: str) -> Path:
+    """The training state (a folder) or weights (a file) at `path`.
+
+    The folder of an artifact stands for what is in it, that of a run for its best policy, or else its latest.
+
+    name: of the setting or function, for the error.
+
+    Raises: FileNotFoundError if there is neither.
+    """
+    if path.is_file():
+        return path
+    for folder in (path, path / CONTENT[STATE]):
+        if (folder / MARKER).is_file():
+            return folder
+    root = path / "ckpts" if (path / "ckpts").is_dir() else path
+    for file in (path / CONTENT[POLICY], *(root / kind / CONTENT[POLICY] for kind in ("best", "latest"))):
+        if file.is_file():
+            return file
+    holds = ", ".join(sorted(one.name for one in path.iterdir())) if path.is_dir() else ""
+    found = f"holds neither a training state nor {CONTENT[POLICY]}, but: {holds or 'nothing'}"
+    raise FileNotFoundError(
+        f"{name}: '{path}' {found if path.is_dir() else 'does not exist'}. Fix: name a .safetensors file, or "
+        "the folder of a checkpoint, of an artifact's version, or of a run (for its ckpts/best, else "
+        "ckpts/latest)."
+    )
 
 
 def about(folder: Path) -> dict[str, Any]:
