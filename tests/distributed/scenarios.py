@@ -391,13 +391,9 @@ def _requested(folder: Path) -> dict[str, Any]:
 
 
 def pretraining(folder: Path) -> dict[str, Any]:
-    """Weights before the first epoch, by method."""
-    found = {}
-    for method in ("bc", "off_policy"):
-        agent = partial(PPOAgent, share_encoder=False, value_norm="popart")
-        made = stage(num_batches=6, method=method)
-        found[method] = pretrained(make_ppo(folder / method, agent_type=agent, callbacks=[made]))
-    return found
+    """Weights before the first epoch."""
+    agent = partial(PPOAgent, share_encoder=False, value_norm="popart")
+    return pretrained(make_ppo(folder / "taught", agent_type=agent, callbacks=[stage(num_batches=6)]))
 
 
 def main(folder: str) -> None:

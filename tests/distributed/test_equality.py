@@ -61,8 +61,6 @@ def test_logged_figures_are_those_of_the_whole_batch(ranks: Any, alone: Any, for
 
 def test_both_leave_pretraining_with_the_same_weights(ranks: Any) -> None:
     first, second = (rank["pretraining"] for rank in ranks)
-    for method, trained in first.items():
-        assert len(trained) > 10
-        for name, value in trained.items():
-            assert torch.equal(value, second[method][name]), name
-    assert not torch.equal(*(found["policy_head.mlp.out.weight"] for found in first.values()))
+    assert len(first) > 10
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name

@@ -18,7 +18,7 @@ from loxodon.data import DiskTrajDataset, MemoryTrajDataset
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
 from loxodon.experiment.ppo import PPOLearner
-from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, IdentityTrajEncoder, PolicyHead
+from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, IdentityTrajEncoder
 
 from .demonstrations import (
     ENCODER,
@@ -27,7 +27,6 @@ from .demonstrations import (
     demonstration,
     demos,
     make_ppo,
-    pretrained,
     same,
     stage,
     weights_of,
@@ -103,40 +102,13 @@ def test_a_stop_keeps_nothing_half_done_and_resuming_gives_the_same_run(tmp_path
     assert same(weights_of(whole), weights_of(resumed))
 
 
-def test_off_policy_training_hands_over_encoders_and_a_policy_of_the_same_build(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "loxodon")
-    plain = make_ppo(tmp_path / "a", callbacks=[stage(num_batches=5, method="off_policy")])
-    plain.start()
-    before = weights_of(plain)
-    plain.close()
-    after = pretrained(make_ppo(tmp_path / "b", callbacks=[stage(num_batches=5, method="off_policy")]))
-    changed = {name.partition(".")[0] for name in before if not torch.equal(before[name], after[name])}
-    assert changed == {"tstep_encoder"}  # the identity has no weights, and the heads differ
-    assert "hands over" in caplog.text
-    assert "policy_head (4)" in caplog.text.partition("not loaded")[2]
-    head = partial(PolicyHead, n_layers=2, activation="leaky_relu")
-    caplog.clear()
-    made = stage(
-        num_batches=200,
-        method="off_policy",
-        agent_type=partial(Agent, fake_filter=True, online_coeff=0.0, offline_coeff=1.0),
-    )
-    exp = run(make_ppo(tmp_path / "c", agent_type=partial(PPOAgent, policy_head_type=head), callbacks=[made]))
-    assert "policy_head (6)" in caplog.text.partition("not loaded")[0]
-    assert next(row["val/return"] for row in metrics(exp.run_dir) if "val/return" in row) > 0.9 * STEPS
-    # Only the run's own model is left, whose optimizer Accelerate does not hold without a loss scaler.
-    assert [len(exp.accelerator._models), len(exp.accelerator._optimizers)] == [1, 0]
-
-
 def test_a_test_run_pretrains_a_little(tmp_path: Path) -> None:
     exp = run(make_ppo(tmp_path, test_run=True, callbacks=[stage()]))
     assert [row["pretrain/updates"] for row in metrics(exp.run_dir) if "pretrain/updates" in row] == [2]
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    for changes in ({"method": "bd"}, {"num_batches": 0}, {"learning_rate": 0.0}):
+    for changes in ({"num_batches": 0}, {"learning_rate": 0.0}):
         ((name, value),) = changes.items()
         with pytest.raises(ValueError, match=rf"{name} is {value!r}.*Fix:"):
             stage(**changes)
