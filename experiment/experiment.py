@@ -1188,10 +1188,7 @@ class Experiment(Settings):
         if self.ctx.role.is_learner:  # actors may have seen later versions than the checkpoint knows of
             published = from_main(self._published_version, self.accelerator)
             progress.policy_version = max(progress.policy_version, published)
-        self.fleet.put(
-            spaces_digest=self.env_spaces.digest(),
-            buffer=None if buffer is None else str(buffer.parent.absolute()),
-        )
+        self.fleet.put(buffer=None if buffer is None else str(buffer.parent.absolute()))
 
     def _published_version(self) -> int:
         """Version of the policy file; 0 if there is none, or none that is readable: it is replaced soon."""
@@ -1313,7 +1310,6 @@ class Experiment(Settings):
         """Let the dataset see what was collected, and log what it holds."""
         self.accelerator.wait_for_everyone()
         figures = self.dataset.on_end_of_collection()
-        self.fleet.put(buffer_files=figures.get("total_files"))
         if self.ctx.role.is_learner and (newest_s := self.dataset.newest_time_s) is not None:
             figures["newest_age_s"] = max(0.0, time.time() - newest_s)
         self.log(figures, "dataset")
