@@ -168,18 +168,10 @@ class Experiment(Settings):
         """The running epoch, or the next."""
         return self.ctx.progress.epoch
 
-    @epoch.setter
-    def epoch(self, number: int) -> None:
-        self.ctx.progress.epoch = number
-
     @property
     def env_steps(self) -> int:
         """Of the whole run, by all that collect for it."""
         return self.ctx.progress.env_steps
-
-    @env_steps.setter
-    def env_steps(self, number: int) -> None:
-        self.ctx.progress.env_steps = number
 
     @property
     def run_seed(self) -> int:
@@ -399,14 +391,10 @@ class Experiment(Settings):
                 self.dataset,
                 self.loader,
                 self.pace,
-                train_step=lambda batch, log_step: self.train_step(
-                    batch, log_step=log_step
-                ),  # or a user's own
-                compute_loss=self.compute_loss,
+                train_step=lambda *args, **kw: self.train_step(*args, **kw),  # noqa: PLW0108 - or a user's own
                 why_idle=self.why_idle,
                 batch_size=self.sequences_per_batch,
                 num_batches=self.train_batches_per_epoch,
-                batches_per_update=self.batches_per_update,
                 first_epoch=self.start_learning_at_epoch,
                 log_interval=self.log_interval,
             )
@@ -626,8 +614,6 @@ class Experiment(Settings):
         for _ in self.learn_iter():
             pass
         return self.last_val_metrics
-
-    fit = learn  # the name that others have for it
 
     def learn_iter(self) -> Iterator[dict[str, Any]]:
         """As `learn`, epoch by epoch: yields the newest value of all figures that each epoch has logged.
