@@ -757,7 +757,6 @@ class Experiment(Settings):
         self,
         make_test_env: MakeEnv | Sequence[MakeEnv],
         timesteps: int,
-        render: bool = False,
         save_trajs_to: str | None = None,
         episodes: int | None = None,
     ) -> dict[str, float]:
@@ -773,7 +772,6 @@ class Experiment(Settings):
                 timesteps,
                 seed=self.ctx.seed_of("test"),
                 episodes=episodes,
-                render=render,
                 save_trajs_to=save_trajs_to,
             )
 
@@ -824,7 +822,6 @@ class Experiment(Settings):
         envs: Any,
         timesteps: int,
         *,
-        render: bool = False,
         save_trajs_to: str | Path | None = None,
         episodes: int | None = None,
     ) -> Histories:
@@ -842,9 +839,7 @@ class Experiment(Settings):
             seed = self.ctx.seed_of("writer", "interact")
             sinks.append(self._make_writer(Path(save_trajs_to), envs.num_envs, seed=seed))
         self.ctx.console.measure(lambda: self.evaluator.share_done)
-        histories = self.evaluator.play(
-            self.acting, envs, timesteps, episodes=episodes, sinks=sinks, render=render
-        )
+        histories = self.evaluator.play(self.acting, envs, timesteps, episodes=episodes, sinks=sinks)
         for writer in sinks:
             writer.close()
         return histories
