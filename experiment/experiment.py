@@ -168,10 +168,18 @@ class Experiment(Settings):
         """The running epoch, or the next."""
         return self.ctx.progress.epoch
 
+    @epoch.setter
+    def epoch(self, number: int) -> None:
+        self.ctx.progress.epoch = number
+
     @property
     def env_steps(self) -> int:
         """Of the whole run, by all that collect for it."""
         return self.ctx.progress.env_steps
+
+    @env_steps.setter
+    def env_steps(self, number: int) -> None:
+        self.ctx.progress.env_steps = number
 
     @property
     def run_seed(self) -> int:

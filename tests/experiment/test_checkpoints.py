@@ -74,7 +74,7 @@ def test_loading_weights_only_starts_at_the_first_epoch(tmp_path: Path) -> None:
 
 def test_saving_an_epoch_twice_keeps_the_second(tmp_path: Path) -> None:
     exp = started(tmp_path)
-    exp.ctx.progress.epoch = 1
+    exp.epoch = 1
     exp.save_checkpoint()
     perturb(exp.policy)
     exp.save_checkpoint()
@@ -336,7 +336,7 @@ def test_a_save_that_fails_puts_the_earlier_one_of_its_epoch_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exp = started(tmp_path)
-    exp.ctx.progress.epoch = 1
+    exp.epoch = 1
     exp.save_checkpoint()
     rename = Path.rename
 
@@ -481,7 +481,7 @@ def test_a_pickle_in_the_buffer_goes_to_the_quarantine(tmp_path: Path, went_off:
     fifo = exp.run_dir / "buffer" / "fifo"
     name = f"env_00000000_9999999999.0.{suffix}"
     (fifo / name).write_bytes(CRAFTED["pickle" if suffix == "npz" else "torch"](went_off))
-    exp.ctx.progress.epoch = exp.ctx.progress.env_steps = 1  # not a new run, which would move the file away
+    exp.epoch = exp.env_steps = 1  # not a new run, which would move the file away
     exp.learn()
     exp.close()
     assert name in [path.name for path in (exp.run_dir / "buffer" / "quarantine").iterdir()]

@@ -377,7 +377,7 @@ def test_frozen_parameters_and_their_moments_stay_to_the_bit_and_move_afterwards
     parameters = {name for name, _ in exp.policy.named_parameters()}
     frozen = {name for name in parameters if name.startswith(("tstep_encoder.", "critics."))}
     for epoch in range(3):
-        exp.ctx.progress.epoch = epoch
+        exp.epoch = epoch
         before = snapshot(exp)
         exp.train_step(pad_batch(TRAJECTORIES))
         moved = changed(before, snapshot(exp))
