@@ -296,13 +296,13 @@ class Experiment(Settings):
         if self.val_timesteps_per_epoch > 0 and (self.val_interval is not None or self.evaluate_at_end):
             self.val_envs = self._make_envs(self.make_val_env)
         envs = self.train_envs if self.train_envs is not None else self.val_envs
-        found = build.spaces_of(envs, self.make_train_env, self.parallel_actors, self.env_mode)
-        self.obs_space, self.action_space = found.obs, found.action
+        self.obs_space, self.action_space, self.env_spaces = build.spaces_of(
+            envs, self.make_train_env, self.parallel_actors, self.env_mode
+        )
         if self.val_envs is not None:
             build.check_evaluation(self.val_envs, self.obs_space, self.action_space)
         self.tstep_encoder_type = self.tstep_encoder_type or default_tstep_encoder(self.obs_space)
-        self.env_spaces = EnvSpaces(found.env_obs, found.env_action)
-        self.dataset.expect(build.layout_of(found.obs, found.action))
+        self.dataset.expect(build.layout_of(self.obs_space, self.action_space))
         return build.describe_envs(self.train_envs, self.env_mode)
 
     def init_dloaders(self) -> BatchLoader:
