@@ -189,7 +189,7 @@ def test_warm_starts_that_cannot_be_are_refused(tmp_path: Path) -> None:
     base = off_policy_run(tmp_path, epochs=0)
     path = str(base.checkpoints.root / "latest" / "policy.safetensors")
     wider = partial(FFTstepEncoder, n_layers=3, d_hidden=8, d_output=8, normalize_inputs=False)
-    message = r"No tensor of .*fits this agent: there are .*critics.*the agent has .*policy_head.*Fix:"
+    message = r"No tensor of .*fits this agent.*: there are .*critics.*the agent has .*policy_head.*Fix:"
     with pytest.raises(ValueError, match=message):
         make_ppo(tmp_path, tstep_encoder_type=wider, **{"WarmStart.source": path}).start()
     with pytest.raises(ValueError, match=r"WarmStart.source: .* is of another environment: .*action.*Fix:"):
