@@ -249,7 +249,7 @@ def test_unknown_references_and_paths_say_what_there_is(tmp_path: Path) -> None:
     for reference, text in [
         ("base:v9", r"'base:v9'\. Run 'base' has base/policy:v0.*base/state:v1 \(latest\)\. Fix:"),
         ("latest", r"Run 'tiny' has none; runs that have some are base\. Fix:"),
-        ("./nowhere", r"'nowhere' does not exist\. Fix: name a checkpoint's folder"),
+        ("./nowhere", r"'nowhere' does not exist\. Fix: name a \.safetensors file"),
         (str(tmp_path), r"holds neither a training state nor policy\.safetensors, but: runs, store\. Fix:"),
     ]:
         exp = with_store(tmp_path, restore_from=reference)
