@@ -16,20 +16,20 @@ from ...nets import RunningStatistics
 from ..process.files import atomic_write
 
 
-def bad_losses(found: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
+def bad_losses(found: Mapping[str, Any], names: Mapping[str, str], agent: nn.Module) -> list[str]:
     """One clause for each loss term of a batch that is not finite.
 
     found: what `compute_loss` returned. names: of the terms, by the names of their means in `found`.
     """
     values = {name: float(found[mean].detach()) for mean, name in names.items()}
     return [
-        f"the {name} loss is {value:g}{_place_in_term(found, name)}"
+        f"the {name} loss is {value:g}{_place_in_term(found, name, agent)}"
         for name, value in values.items()
         if not math.isfinite(value)
     ]
 
 
-def _place_in_term(found: Mapping[str, Any], name: str) -> str:
+def _place_in_term(found: Mapping[str, Any], name: str, agent: nn.Module) -> str:
     """Where a term is not finite; empty if compute_loss returned only its mean."""
     terms = found.get("terms")
     losses = {} if terms is None else {"actor": terms.actor, "critic": terms.critic, **terms.extra}
@@ -39,7 +39,13 @@ def _place_in_term(found: Mapping[str, Any], name: str) -> str:
     bad = ~torch.isfinite(losses[name]) & found[masks.get(name, f"{name}_mask")]
     if not bad.any():
         return ", although it is finite at every timestep"
-    return f" (first at {_first(bad)}; {int(bad.sum())} of {bad.numel()} values)"
+    place = f"first at {_first(bad)}"
+    discounts = getattr(agent, "discounts", None)  # (G, 1), of agents with several
+    if name in masks and discounts is not None:
+        affected = bad.any(dim=tuple(range(bad.dim() - 2)))
+        if affected.shape == discounts.shape:
+            place += ", discounts " + ", ".join(f"{g:g}" for g in discounts[affected].tolist())
+    return f" ({place}; {int(bad.sum())} of {bad.numel()} values)"
 
 
 def bad_fields(batch: Any) -> list[str]:

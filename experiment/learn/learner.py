@@ -169,7 +169,7 @@ class Learner:
         grad_clip: largest global gradient norm, over the optimizer's parameters only; 0 or less: no limit.
         report_priorities: takes sources (W,) and priorities (W,) of every batch; None for no priorities.
         on_nan: what happens if losses or gradients are NaN or infinite. "stop" looks at the updates that are
-            logged and ends the run, naming the loss term and timestep. "stop_at_once" looks at
+            logged and ends the run, naming the loss term, discount and timestep. "stop_at_once" looks at
             every update, to find the first bad one. "skip" leaves out updates with such gradients; the loss
             scaler of fp16 always does so.
         weight_average: makes the average of the weights that acts, is evaluated and published, such as
@@ -429,7 +429,7 @@ class Learner:
             return
         extra = {_EXTRA.format(name): name for name in self.extra_loss_weights}
         names = {"Actor Loss": "actor", "Critic Loss": "critic", **extra}
-        problems = _numbered([bad_losses(one, names) for one in found])
+        problems = _numbered([bad_losses(one, names, self.agent) for one in found])
         whose = "the sum of the losses is" if is_bad else "the losses of another process are"
         self._stop(problems or [f"{whose} not finite"], batches)
 

@@ -422,7 +422,7 @@ def test_the_error_names_losses_and_field_and_saves_the_batch(tmp_path: Path) ->
     before, batch = snapshot(exp), with_nan("observation", 3, 2, 1)
     words = (
         r"Update 0 of epoch 0 cannot be made: in micro-batch 1 the actor loss is nan \(first at sequence 3, "
-        r"timestep 2; .*the critic loss is nan .*the next_obs loss is nan .*the size "
+        r"timestep 2, discounts 0.9, 0.999; .*the critic loss is nan .*the next_obs loss is nan .*the size "
         r"loss is nan .*the batch's obs\['observation'\] is not finite \(first at sequence 3, timestep 2\); "
         r"the weights are finite. The batch is saved: torch.load\(.*, weights_only=True\). Fix: correct"
     )
@@ -437,12 +437,12 @@ def test_the_error_names_losses_and_field_and_saves_the_batch(tmp_path: Path) ->
 
 def test_a_reward_that_is_nan_shows_in_the_critics(tmp_path: Path) -> None:
     exp = learning(tmp_path, **{"Learner.on_nan": "stop_at_once"})
-    words = r"made: the critic loss is nan \(first at sequence 1, timestep \d; .*batch's rews .* timestep 4\)"
+    words = r"made: the critic loss is nan \(first at sequence 1, timestep \d, .*batch's rews .* timestep 4\)"
     with pytest.raises(FloatingPointError, match=words):
         exp.train_step(with_nan("rews", 1, 4))
 
 
-def test_a_loss_that_is_not_finite_by_itself_is_named(tmp_path: Path) -> None:
+def test_the_discount_of_a_bad_loss_is_named(tmp_path: Path) -> None:
     exp = learning(tmp_path)
     losses = exp.policy.losses
 
@@ -453,7 +453,7 @@ def test_a_loss_that_is_not_finite_by_itself_is_named(tmp_path: Path) -> None:
 
     exp.policy.losses = spoilt
     words = (
-        r"made: the critic loss is inf \(first at sequence 2, timestep 0; 3 of 192 values\); "
+        r"made: the critic loss is inf \(first at sequence 2, timestep 0, discounts 0.9; 3 of 192 values\); "
         "the batch is finite; the weights are finite.*Fix: lower"
     )
     with pytest.raises(FloatingPointError, match=words):
