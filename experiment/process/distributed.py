@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +37,13 @@ def make_accelerator(mixed_precision: str) -> Accelerator:
     accelerator = Accelerator(mixed_precision=mixed_precision, kwargs_handlers=[waits])
     if not accelerator.is_main_process:
         logger.setLevel(logging.WARNING)
+    asked_for_more = {"MASTER_PORT", "ACCELERATE_USE_CPU"} <= os.environ.keys() and "RANK" not in os.environ
+    if asked_for_more and accelerator.num_processes == 1:
+        logger.warning(
+            "The launcher was asked for several processes but has started only this one, as "
+            "`accelerate launch --cpu` does without MPI. Fix: ACCELERATE_USE_CPU=true accelerate launch "
+            "--multi_gpu --num_processes 2 ... starts two on the CPU."
+        )
     return accelerator
 
 
