@@ -47,6 +47,7 @@ _FIND_FIRST = (
     "run again, with --resume if there is a checkpoint, and with Learner.on_nan = 'stop_at_once', which "
     "finds the first such update and saves its batch; or lower Experiment.learning_rate or grad_clip"
 )
+_SIZES = ("Sequence Length", "Batch Size (in Timesteps)", "Unmasked Batch Size (in Timesteps)")
 _COUNTS = ("batch_timesteps", "batch_places")
 
 
@@ -68,8 +69,10 @@ def masked_losses(
         edit_extra_mask: (batch, name, loss, mask) -> mask, the same for an extra term.
     Returns: the scalar tensors "Actor Loss" and "Critic Loss"; the masks of both, "Actor Mask" and "Critic
         Mask"; "<name>_loss" and "<name>_mask" of each extra term; "terms", as given; "squared_errors"
-        (B, L, C, G, 1) of the critics, without gradient, for datasets that keep priorities; and the agent's
-        figures under their own names.
+        (B, L, C, G, 1) of the critics, without gradient, for datasets that keep priorities; "Sequence
+        Length", the places L of a row, "Batch Size (in Timesteps)", those of all rows, and "Unmasked Batch
+        Size (in Timesteps)", the real transitions in them (a scalar tensor); and the agent's figures under
+        their own names.
     Raises: ValueError for an edited mask of another shape or dtype, or an extra term of another shape.
     """
     actor_mask = _edited("edit_actor_mask", edit_actor_mask, batch, terms.actor)
@@ -95,6 +98,7 @@ def masked_losses(
         "Actor Mask": actor_mask,
         "Critic Mask": critic_mask,
         "squared_errors": terms.critic.detach(),
+        **dict(zip(_SIZES, (batch.mask.shape[1], batch.mask.numel(), batch.mask.sum()), strict=True)),
     }
 
 
@@ -515,7 +519,9 @@ class Learner:
     ) -> dict[str, Tensor]:
         """The figures of all processes. The agent's own are of the last micro-batch, and weigh so."""
         details = {
-            name: torch.as_tensor(value).detach() for name, value in metrics.items() if _is_scalar(value)
+            name: torch.as_tensor(value).detach()
+            for name, value in metrics.items()
+            if _is_scalar(value) and name not in _SIZES  # sizes of all micro-batches are added below
         }
         details["batch_timesteps"] = torch.stack([b.mask.sum() for b in batches]).sum()
         details["batch_places"] = torch.tensor(sum(b.mask.numel() for b in batches))

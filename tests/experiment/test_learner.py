@@ -165,11 +165,17 @@ def test_an_extra_loss_is_not_a_mean(tmp_path: Path) -> None:
         masked_losses(pad_batch(TRAJECTORIES), terms)
 
 
-def test_an_update_logs_the_sizes_of_all_its_batches(tmp_path: Path) -> None:
+def test_compute_loss_returns_the_sizes_of_a_batch_and_logs_those_of_an_update(tmp_path: Path) -> None:
     exp, batch = learning(tmp_path, Picky), pad_batch(TRAJECTORIES)
+    for log_step in (False, True):
+        found = exp.compute_loss(batch, log_step=log_step)
+        assert found["Sequence Length"] == 8
+        assert found["Batch Size (in Timesteps)"] == 32
+        assert found["Unmasked Batch Size (in Timesteps)"] == 17  # whatever hooks leave out
     figures = exp.train_step([pad_batch(TRAJECTORIES[:1]), batch], log_step=True)
     names = ("sequence_length", "batch_places", "batch_timesteps", "batch_padded_share")
     assert [float(figures[name]) for name in names] == pytest.approx([8, 35, 20, 15 / 35])
+    assert not [name for name in figures if "(in Timesteps)" in name]
 
 
 def test_only_parameters_of_the_optimizer_are_clipped(tmp_path: Path) -> None:
