@@ -268,6 +268,7 @@ class Run(Protocol):
         self,
         make_test_env: Any,
         timesteps: int,
+        render: bool = False,
         save_trajs_to: str | None = None,
         episodes: int | None = None,
     ) -> dict[str, float]:

@@ -53,6 +53,7 @@ class Evaluator:
         episodes: int | None = None,
         limit: int | None = None,
         sinks: Sequence[Sink] = (),
+        render: bool = False,
     ) -> Histories:
         """Begin new episodes in `envs` and act; returns the statistics of these episodes.
 
@@ -63,6 +64,7 @@ class Evaluator:
             episodes: see `Collector.collect`.
             limit: see `Collector.collect`.
             sinks: each takes every step.
+            render: see `Collector.collect`.
         """
         collector: Collector = Collector(
             [RolloutGroup(envs, sinks=sinks)],
@@ -77,7 +79,7 @@ class Evaluator:
         agent.eval()
         try:
             collector.restart(int(torch.randint(2**31 - 1, ())))
-            collector.collect(timesteps, episodes=episodes, limit=limit)
+            collector.collect(timesteps, episodes=episodes, limit=limit, render=render)
         finally:
             agent.train(was_training)
         return collector.histories

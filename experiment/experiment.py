@@ -765,6 +765,7 @@ class Experiment(Settings):
         self,
         make_test_env: MakeEnv | Sequence[MakeEnv],
         timesteps: int,
+        render: bool = False,
         save_trajs_to: str | None = None,
         episodes: int | None = None,
     ) -> dict[str, float]:
@@ -780,6 +781,7 @@ class Experiment(Settings):
                 timesteps,
                 seed=self.ctx.seed_of("test"),
                 episodes=episodes,
+                render=render,
                 save_trajs_to=save_trajs_to,
             )
 
@@ -830,6 +832,7 @@ class Experiment(Settings):
         envs: Any,
         timesteps: int,
         *,
+        render: bool = False,
         save_trajs_to: str | Path | None = None,
         episodes: int | None = None,
     ) -> Histories:
@@ -847,7 +850,9 @@ class Experiment(Settings):
             seed = self.ctx.seed_of("writer", "interact")
             sinks.append(self._make_writer(Path(save_trajs_to), envs.num_envs, seed=seed))
         self.ctx.console.measure(lambda: self.evaluator.share_done)
-        histories = self.evaluator.play(self.acting, envs, timesteps, episodes=episodes, sinks=sinks)
+        histories = self.evaluator.play(
+            self.acting, envs, timesteps, episodes=episodes, sinks=sinks, render=render
+        )
         for writer in sinks:
             writer.close()
         return histories

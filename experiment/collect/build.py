@@ -66,11 +66,7 @@ def make_training_envs(
     """As `make_envs`, for collecting.
 
     Args:
-        make_env: see `make_envs`.
-        num_envs: see there.
-        env_mode: see there.
-        context: see there.
-        seed: see there.
+        make_env, num_envs, env_mode, context, seed: see `make_envs`.
         overlap: with "async" and several environments, make two vector envs of half of them each, which share
             the workers and take turns in stepping, so that the policy acts for one half meanwhile; see
             `EnvHalves`.

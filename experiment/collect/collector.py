@@ -291,7 +291,9 @@ class Collector:
 
     # ---- the rollout ----
 
-    def collect(self, timesteps: int, *, episodes: int | None = None, limit: int | None = None) -> int:
+    def collect(
+        self, timesteps: int, *, episodes: int | None = None, limit: int | None = None, render: bool = False
+    ) -> int:
         """Take `timesteps` steps in every env; returns the env steps taken, all envs together.
 
         With `episodes`, each env has an equal share of them. Those that begin within its first `timesteps`
@@ -314,6 +316,8 @@ class Collector:
                 self.share_done = min(1.0, step / timesteps)
                 for group, quota in zip(self.groups, quotas, strict=True):
                     taken += self._finish(group, quota)
+                    if render:
+                        group.envs.render()
                     if group is self.groups[0]:  # decides for all, so that they take as many steps
                         goes_on = step < last and _has_episodes_left(quotas) and not self.should_stop()
                     if goes_on:
