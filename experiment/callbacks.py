@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import gin
+import torch
 
 from .contracts import Run
 from .process.ranges import check_number
@@ -164,7 +165,45 @@ class FinalTest(Callback):
         run.evaluate_test(make_env, 1 if run.test_run else self.timesteps)  # 1: one episode per environment
 
 
-OF_EVERY_RUN = (WallClockLimit, FinalTest)
+@gin.configurable
+class ProfileEpoch(Callback):
+    """Writes a trace of one epoch by torch's profiler to the run folder's logs.
+
+    Every run has one; `ProfileEpoch.epoch = 3` is all that it takes.
+
+    Args:
+        epoch: number of the epoch; None for no trace.
+    """
+
+    def __init__(self, epoch: int | None = None) -> None:
+        check_number("ProfileEpoch.epoch", epoch, lowest=0, whole=True, optional=True)
+        self.epoch = epoch
+        self._profile: Any = None
+
+    def on_epoch_start(self, run: Run, epoch: int) -> None:
+        """Begin to record, if it is the epoch to profile."""
+        if epoch == self.epoch and run.ctx.is_main:
+            activities = [torch.profiler.ProfilerActivity.CPU]
+            if run.DEVICE.type == "cuda":
+                activities.append(torch.profiler.ProfilerActivity.CUDA)
+            self._profile = torch.profiler.profile(activities=activities)
+            self._profile.__enter__()
+
+    def on_epoch_end(self, run: Run, epoch: int) -> None:
+        """Write the trace."""
+        if self._profile is None:
+            return
+        self._profile.__exit__(None, None, None)
+        path = run.ctx.run_dir / "logs" / f"profile_epoch_{epoch}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._profile.export_chrome_trace(str(path))
+        self._profile = None
+        run.ctx.console.say(
+            f"Profile of epoch {epoch}: {path} (open it in chrome://tracing or ui.perfetto.dev)"
+        )
+
+
+OF_EVERY_RUN = (WallClockLimit, FinalTest, ProfileEpoch)
 HOOKS = tuple(name for name in vars(Callback) if name.startswith(_PREFIXES))
 
 

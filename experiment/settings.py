@@ -283,7 +283,7 @@ class Settings:
     callbacks: Sequence[Callable[[], Callback]] = setting(
         (),
         "what makes each Callback: hooks of your own at the points of a run, or ParamFreezer, Pretraining, "
-        "EpisodeLengthCurriculum. WallClockLimit and FinalTest are always there",
+        "EpisodeLengthCurriculum. WallClockLimit, FinalTest and ProfileEpoch are always there",
     )
     test_run: bool = setting(False, "try one of everything in seconds, in the run folder `<run_name>-test`")
 

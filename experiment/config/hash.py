@@ -22,6 +22,7 @@ SETTINGS = (
     "WandbStore.*",
     "MetricLogger.*",
     "FinalTest.*",
+    "ProfileEpoch.*",
     "WallClockLimit.*",  # a stopped run continues as if it had not been
     # how many processes and threads do the work
     "AsyncVectorEnv.num_workers",

@@ -485,6 +485,7 @@ def test_the_switch_for_compiled_acting_reaches_the_agent_before_it_acts(
         ("ReplayRatio.actor_processes", 0, "ReplayRatio.actor_processes is 0.*at least 1.*Fix"),
         ("WallClockLimit.seconds", 0, "WallClockLimit.seconds is .*above 0.*Fix"),
         ("FinalTest.timesteps", -1, "FinalTest.timesteps is -1.*Fix"),
+        ("ProfileEpoch.epoch", -1, "ProfileEpoch.epoch is -1.*Fix"),
         ("Learner.on_nan", "skp", "on_nan is 'skp'.*Fix: set Learner.on_nan = 'skip'"),
         ("CheckpointManager.keep_every", 0, "keep_every is 0.*Fix:"),
         *[

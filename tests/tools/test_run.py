@@ -411,3 +411,10 @@ def test_stages_of_a_run_are_logged_within_their_whole(tmp_path: Path, mode: str
     for record in (learned := named(exp, "time/update_ms")):
         assert 0 < record["time/update_ms"] * record["train/updates"] <= 1e3 * record["time/learn_s"]
     assert (len(collected), len(learned)) == (2, 2)
+
+
+def test_one_epoch_is_profiled(tmp_path: Path) -> None:
+    exp = run(make_experiment(tmp_path, **{"ProfileEpoch.epoch": 1}, val_timesteps_per_epoch=0))
+    (trace,) = (exp.run_dir / "logs").glob("profile_epoch_*.json")
+    assert trace.name == "profile_epoch_1.json"
+    assert json.loads(trace.read_text())["traceEvents"]
