@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,27 +51,36 @@ class Evaluator:
         envs: Any,
         timesteps: int,
         *,
+        hidden_state: Any = None,
         episodes: int | None = None,
         limit: int | None = None,
         sinks: Sequence[Sink] = (),
         render: bool = False,
-    ) -> Histories:
-        """Begin new episodes in `envs` and act; returns the statistics of these episodes.
+    ) -> tuple[Any, Histories]:
+        """Act in `envs`; returns the last hidden state and the statistics of the episodes of this call.
 
         Args:
             agent: acts, in evaluation mode.
             envs: vector env.
             timesteps: steps to take in each env.
+            hidden_state: the result of the previous call, to continue in the same `envs` where that one
+                stopped; None resets all envs.
             episodes: see `Collector.collect`.
             limit: see `Collector.collect`.
             sinks: each takes every step.
             render: see `Collector.collect`.
         """
+        last, state, histories = self._newest, None, None
+        if hidden_state is not None and last is not None and last.groups[0].envs is envs:
+            state, histories = last.groups[0].state, copy.deepcopy(last.histories)
+            histories.clear()
+        group = RolloutGroup(envs, sinks=sinks)
         collector: Collector = Collector(
-            [RolloutGroup(envs, sinks=sinks)],
+            [group],
             agent,
             self.device,
             self.sample,
+            histories=histories,
             should_stop=self.should_stop,
             cast=self.cast,
             save_env_state=False,
@@ -78,8 +88,14 @@ class Evaluator:
         self._newest, was_training = collector, agent.training
         agent.eval()
         try:
-            collector.restart(int(torch.randint(2**31 - 1, ())))
+            if state is None:
+                collector.restart(int(torch.randint(2**31 - 1, ())))
+            else:
+                collector.continue_from([state])
+            assert group.state is not None
+            if hidden_state is not None:
+                group.state.hidden_state = hidden_state
             collector.collect(timesteps, episodes=episodes, limit=limit, render=render)
         finally:
             agent.train(was_training)
-        return collector.histories
+        return group.state.hidden_state, collector.histories

@@ -782,7 +782,7 @@ class Experiment(Settings):
                 seed=self.ctx.seed_of("test"),
                 episodes=episodes,
                 render=render,
-                save_trajs_to=save_trajs_to,
+                save_on_done=save_trajs_to or False,
             )
 
     def _evaluate(
@@ -797,7 +797,7 @@ class Experiment(Settings):
         start_s = time.perf_counter()
         with isolated_rng(seed):
             most = sys.maxsize if episodes is None else episodes
-            histories = self.interact(envs, timesteps, episodes=most, **how)
+            _, histories = self.interact(envs, timesteps, episodes=most, **how)
         named = {f"{kind}/{name}": value for name, value in self.policy_metrics(*histories).items()}
         if self.ctx.stop_agreed():  # cut short, the figures would favour short episodes
             return {}
@@ -831,31 +831,48 @@ class Experiment(Settings):
         self,
         envs: Any,
         timesteps: int,
-        *,
+        hidden_state: Any = None,
         render: bool = False,
-        save_trajs_to: str | Path | None = None,
+        save_on_done: bool | str = False,
         episodes: int | None = None,
-    ) -> Histories:
-        """Begin new episodes in `envs` and act, without exploration; returns (returns, specials).
+    ) -> tuple[Any, Histories]:
+        """Act in `envs`, without exploration; returns hidden state, (returns, specials).
 
         timesteps: how many to take in each env.
-        save_trajs_to: folder for the trajectories of episodes that end; None for none.
+        hidden_state: what the previous call returned, to continue in the same `envs` where that one stopped;
+            otherwise all are reset.
         episodes: count so many, shared equally by `envs`, of those that begin within `timesteps`. Each is
             played to its end, see `Collector.collect`.
+        save_on_done: a folder to store trajectories in, or True for that of the dataset, each when it ends.
+            False stores those of the training environments in the dataset, by the end of the call at the
+            latest, and no others. Of the training environments, episodes that are still running are stored
+            as far as they have come.
         """
-        if envs is self.train_envs and self.collector is not None:
+        is_training = envs is self.train_envs
+        folder: str | Path | None = None if isinstance(save_on_done, bool) else save_on_done
+        if save_on_done is True or (folder is None and is_training):
+            folder = self.dataset.save_new_trajs_to
+        if is_training and self.collector is not None:
             self.collector.leave_envs()
-        sinks = []
-        if save_trajs_to is not None:
+        writer: TrajectoryWriter | None = None
+        if folder is not None:
             seed = self.ctx.seed_of("writer", "interact")
-            sinks.append(self._make_writer(Path(save_trajs_to), envs.num_envs, seed=seed))
+            writer = self._make_writer(Path(folder), envs.num_envs, seed=seed)
         self.ctx.console.measure(lambda: self.evaluator.share_done)
-        histories = self.evaluator.play(
-            self.acting, envs, timesteps, episodes=episodes, sinks=sinks, render=render
+        found = self.evaluator.play(
+            self.acting,
+            envs,
+            timesteps,
+            hidden_state=hidden_state,
+            episodes=episodes,
+            sinks=[] if writer is None else [writer],
+            render=render,
         )
-        for writer in sinks:
+        if writer is not None:
+            if is_training:
+                writer.flush_partial()
             writer.close()
-        return histories
+        return found
 
     def policy_metrics(self, returns: ReturnHistory, specials: SpecialMetricHistory) -> dict[str, float]:
         """Hook: figures of a rollout, over the episodes of all processes; empty when no episode ended."""

@@ -269,7 +269,7 @@ def play(policy: LoadedPolicy, envs: Any, episodes: int, seed: int) -> Histories
     """Statistics of so many new episodes, shared equally by `envs`; the same ones for the same seed."""
     evaluator = Evaluator(policy.device, policy.sample)
     with isolated_rng(seed):
-        return evaluator.play(policy.agent, envs, _MOST_STEPS, episodes=episodes, limit=_MOST_STEPS)
+        return evaluator.play(policy.agent, envs, _MOST_STEPS, episodes=episodes, limit=_MOST_STEPS)[1]
 
 
 def _record(policy: LoadedPolicy, recipe: Recipe, folder: Path, name: str, seed: int) -> None:

@@ -170,6 +170,7 @@ class Collector:
         agent: acts; its hidden states live here.
         device: where the agent is.
         sample: True samples actions, False takes the most likely ones.
+        histories: statistics of all groups, to add to; None makes new ones.
         should_stop: asked after each vector step; True ends the call early.
         cast: makes the autocast context of the forward pass.
         on_env_steps: told the env steps taken, all envs of a group together, after each of its vector steps;
@@ -190,6 +191,7 @@ class Collector:
         device: torch.device,
         sample: bool,
         *,
+        histories: Histories | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         cast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         on_env_steps: Callable[[int], None] | None = None,
@@ -202,7 +204,7 @@ class Collector:
         self.shape_rewards, self.timer = shape_rewards, timer or StageTimer()
         self.save_env_state = save_env_state
         self.num_envs, self.share_done = sum(group.num_envs for group in self.groups), 0.0
-        self.histories = Histories.create(self.num_envs)
+        self.histories = histories or Histories.create(self.num_envs)
         for group in self.groups:
             is_alone = len(self.groups) == 1
             group.histories = self.histories if is_alone else self.histories.share(group.num_envs)

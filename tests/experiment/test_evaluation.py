@@ -131,6 +131,18 @@ def test_episodes_without_end_are_left_out_with_one_warning(
     assert found["val/episode_length"] == (3 * 5 + 1_020) / 4
 
 
+def test_what_follows_counted_episodes_begins_anew(tmp_path: Path) -> None:
+    """Episodes that are played while others come to their end do not count, now or later."""
+    envs = [EnvSpec(CountingEnv, {"length": n}) for n in (2, 9, 9)]
+    exp = make_experiment(tmp_path, make_val_env=envs)
+    exp.start()
+    state, (history, _) = exp.interact(exp.val_envs, 1, episodes=3)
+    assert sorted(history.lengths["CountingEnv"]) == [2, 9, 9]
+    _, (history, _) = exp.interact(exp.val_envs, 1, hidden_state=state)  # the fifth episode of the first env
+    exp.close()
+    assert history.lengths["CountingEnv"] == [2]
+
+
 class Boasting(CountingEnv):
     """Pays at most 5, and reports figures of its own under the names of ours."""
 

@@ -302,19 +302,48 @@ def test_evaluate_test_counts_episodes_and_stores_trajectories(tmp_path: Path) -
     assert len(list((tmp_path / "kept").glob("*.npz"))) >= 7
 
 
-def test_collecting_begins_new_episodes_after_interaction_in_its_environments(tmp_path: Path) -> None:
+def test_interaction_goes_on_from_the_hidden_state_it_returned(tmp_path: Path) -> None:
+    exp = make_experiment(tmp_path)
+    exp.start()
+    returns, hidden = [], []
+    for parts in ((12,), (7, 5)):
+        torch.manual_seed(0)
+        state, found = None, []
+        for timesteps in parts:
+            state, (history, _) = exp.interact(exp.val_envs, timesteps, hidden_state=state)
+            found += history.returns["CountingEnv"]
+        returns.append(found)
+        hidden.append(state.tolist())
+    exp.close()
+    assert len(returns[0]) == 2 * 3  # of 5 steps each
+    assert returns[0] == returns[1]
+    assert hidden == [[2] * 3] * 2
+
+
+def test_interaction_in_training_environments_is_stored_and_others_is_not(tmp_path: Path) -> None:
     exp = make_experiment(tmp_path, parallel_actors=1)
     exp.start()
-    exp.collect_new_training_data()  # 12 steps in episodes of 5
-    exp.interact(exp.train_envs, 4)
+
+    def lengths() -> list[int]:
+        """Of the stored pieces, whose timesteps all follow one another."""
+        trajs = [load_trajectory(file) for file in (exp.run_dir / "buffer" / "fifo").glob("*.npz")]
+        for traj in trajs:
+            episodes, times = traj.obs["observation"].T
+            assert len(set(episodes)) == 1
+            assert times.tolist() == traj.time_idxs[:, 0].tolist() == list(range(len(times)))
+        return sorted(map(len, trajs))
+
+    exp.interact(exp.val_envs, 12)
+    assert lengths() == []
+    exp.interact(exp.train_envs, 12)
+    assert lengths() == [2, 5, 5]
+    exp.collect_new_training_data()
+    exp.interact(exp.train_envs, 4, save_on_done=str(tmp_path / "elsewhere"))  # what was running is stored
+    assert lengths() == [2, 2, 5, 5, 5, 5]
+    assert len(list((tmp_path / "elsewhere").iterdir())) == 1
     exp.collect_new_training_data()
     exp.close()
-    trajs = [load_trajectory(file) for file in (exp.run_dir / "buffer" / "fifo").glob("*.npz")]
-    assert sorted(map(len, trajs)) == [2, 2, 5, 5, 5, 5]
-    for traj in trajs:
-        episodes, times = traj.obs["observation"].T
-        assert len(set(episodes)) == 1
-        assert times.tolist() == list(range(len(times)))
+    assert lengths() == [2, 2, 2, 5, 5, 5, 5, 5, 5]
 
 
 def test_figures_are_logged_by_keyword_too(tmp_path: Path) -> None:

@@ -50,9 +50,11 @@ class AsForAmago(Experiment):
         assert env_summary == "3 x sync of mine"
         assert super().summary(env_summary) is None  # type: ignore[func-returns-value]
 
-    def interact(self, envs: Any, timesteps: int, **kwargs: Any) -> Any:
+    def interact(self, envs: Any, timesteps: int, hidden_state: Any = None, **kwargs: Any) -> Any:
         self.note("interact")
-        return super().interact(envs, timesteps, **kwargs)
+        hidden_state, (returns, specials) = super().interact(envs, timesteps, hidden_state, **kwargs)
+        assert hidden_state.shape == (3,)
+        return hidden_state, (returns, specials)
 
     def policy_metrics(self, returns: Any, specials: Any) -> dict[str, float]:
         self.note("policy_metrics")
