@@ -372,6 +372,14 @@ class Learner:
             for buffer, before in zip(self.agent.buffers(), buffers, strict=True):
                 buffer.copy_(before)
 
+    def check_extra_losses(self, batch: AnyBatch) -> None:
+        """Raise ValueError, before anything is collected, unless each extra loss has a weight and vice versa.
+
+        batch: any batch that the losses can be computed of.
+        """
+        with self._without_side_effects():
+            self.weighed(self.compute_loss(batch.to(self.accelerator.device), log_step=False))
+
     def _shares(self, sizes: Sequence[Tensor]) -> Tensor:
         """(K, T) float32 from mask sizes (T,) of K micro-batches, counting those of all processes.
 
