@@ -630,6 +630,8 @@ class Experiment(Settings):
             pass
         return self.last_val_metrics
 
+    fit = learn  # the name that scikit-learn and Lightning have for it
+
     def learn_iter(self) -> Iterator[dict[str, Any]]:
         """As `learn`, epoch by epoch: yields the newest value of all figures that each epoch has logged.
 
