@@ -154,7 +154,6 @@ def test_a_run_tells_its_states_and_how_it_ended(tmp_path: Path) -> None:
     assert (beat.role, beat.state, beat.env_steps, beat.gradient_steps) == ("both", "finished", 72, 8)
     assert (beat.policy_version, beat.epoch) == (exp.ctx.progress.policy_version, 1)
     assert beat.buffer == str((exp.run_dir / "buffer").absolute())
-    assert beat.spaces_digest is not None
 
 
 def test_a_run_that_fails_leaves_its_error_and_the_lock(tmp_path: Path) -> None:

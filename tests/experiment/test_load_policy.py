@@ -264,7 +264,7 @@ def test_best_goes_before_latest_and_every_kind_of_path_works(own_run: Path) -> 
     (ckpts / "best" / "policy.safetensors").unlink()
     assert load_policy(own_run).info.is_final
     assert load_policy(ckpts).info.is_final
-    with pytest.raises(FileNotFoundError, match=r"no policy at.*Fix:"):
+    with pytest.raises(FileNotFoundError, match=r"load_policy: .*does not exist.*Fix:"):
         load_policy(own_run / "nothing")
 
 
