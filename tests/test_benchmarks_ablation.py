@@ -89,3 +89,8 @@ def test_queue_skips_rows_that_wait_for_a_switch_and_tasks_on_which_a_change_can
     for row, task, _ in keys:
         assert ablation.ROWS[row].settings is not None
         assert task not in ablation.ROWS[row].cannot_matter_on
+
+
+def test_the_page_on_the_algorithm_shows_the_stored_runs(ablation: ModuleType) -> None:
+    page = (BENCHMARKS.parent / "docs" / "algorithm.md").read_text(encoding="utf-8")
+    assert ablation.report(ablation.stored(ablation.RESULTS)) in page
