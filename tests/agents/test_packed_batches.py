@@ -96,7 +96,7 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
 
 
 def window(length: int, source: int) -> Trajectory:
-    """A window of random data. Every third one begins its episode; a fifth of the transitions are terminal."""
+    """A window of random data. Every third one begins its episode; a fifth of transitions are terminal."""
     rng = np.random.default_rng(source)
     return Trajectory(
         obs={"observation": rng.standard_normal((length + 1, 3)).astype(np.float32)},

@@ -128,7 +128,7 @@ def test_the_contract_of_every_encoder(case: str) -> None:
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("own")])
 def test_time_is_an_input_if_asked_for(case: str) -> None:
-    """Time is visible even if rewards and actions are hidden, in units of `time_scale`, at full-size weights."""
+    """Time is visible if rewards and actions are hidden, in units of `time_scale`, at full-size weights."""
     make, space = CASES[case]
     obs, rl2s = inputs(space)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Choosing a mode."""
+"""The choice of a mode."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_async_halves_must_alternate(opened: Any) -> None:
 
 
 @pytest.mark.parametrize(("speeds", "chosen"), [((9.0, 8.0), "sync"), ((8.0, 9.0), "async")])
-def test_auto_takes_the_faster_and_says_so(
+def test_auto_chooses_the_faster_mode_and_logs_it(
     speeds: tuple[float, float],
     chosen: str,
     caplog: pytest.LogCaptureFixture,
@@ -58,6 +58,6 @@ def test_auto_measures_the_real_environment(monkeypatch: pytest.MonkeyPatch) -> 
         (0, {"mode": "sync"}, r"no environments.*parallel_actors"),
     ],
 )
-def test_wrong_choices(num_envs: int, kwargs: dict[str, Any], words: str) -> None:
+def test_impossible_choices_are_refused(num_envs: int, kwargs: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make_vector_env([EnvSpec(ScriptedEnv)] * num_envs, **kwargs)
