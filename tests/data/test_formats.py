@@ -392,7 +392,7 @@ def test_a_changed_byte_is_found_by_checking(tmp_path: Path, save_as: str) -> No
 def test_no_damage_makes_reading_fail_in_another_way(
     save_as: str, length: int, place: float, removed: int, added: bytes, is_at_end: bool
 ) -> None:
-    """Bytes are overwritten, inserted or removed, mostly near the ends; reading gives a result or our error."""
+    """Bytes are overwritten, inserted or removed, mostly near the ends: reading works or raises our error."""
     with tempfile.TemporaryDirectory() as folder:
         path = save(Path(folder), make(length, obs="odd", seed=3), save_as)
         content = path.read_bytes()
