@@ -378,7 +378,6 @@ def test_the_dataset_that_does_nothing() -> None:
     assert dataset.save_new_trajs_to is None
     assert dataset.on_end_of_collection() == dataset.metrics() == {}
     assert dataset.set_aside_newer({}) == dataset.begin_new_run() == 0
-    assert dataset.fingerprint() is None
     with pytest.raises(ValueError, match=r"holds no trajectories.*Fix:"):
         dataset.sample_random_trajectory(np.random.default_rng(0))
 

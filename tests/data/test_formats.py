@@ -1,10 +1,9 @@
-"""Three formats, one table: round trips, and clear errors for damaged, crafted and foreign files."""
+"""Two formats, one table: round trips, and clear errors for damaged, crafted and foreign files."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import struct
 import tempfile
@@ -174,9 +173,8 @@ def test_a_trajectory_too_large_for_an_archive_is_neither_written_nor_decoded(
 ) -> None:
     path = save(tmp_path, make(50), "npz-compressed")
     monkeypatch.setattr(npz_module, "MAX_BYTES", 1000)
-    with pytest.raises(ValueError, match=r"too large for an npz.*Fix: .*'traj'"):
+    with pytest.raises(ValueError, match=r"too large for an npz.*Fix: "):
         save(tmp_path, make(50), "npz")
-    save(tmp_path, make(50), "traj")
     monkeypatch.setattr(npz_module, "_decode", None)
     with pytest.raises(BrokenTrajectoryError, match=r"announce [\d,]+ bytes, but at most 1,000 are"):
         load_trajectory(path)
@@ -237,16 +235,6 @@ def test_numpy_finds_the_arrays_that_amago_looks_for(tmp_path: Path, save_as: st
     assert zipfile.ZipFile(path).testzip() is None
     plain = arrays_in(save(tmp_path, dataclasses.replace(traj, extras={}, policy_version=None), save_as))
     assert set(plain) == theirs
-
-
-def test_safetensors_reads_a_traj(tmp_path: Path) -> None:
-    load_file = pytest.importorskip("safetensors.numpy").load_file
-    traj = make(50, obs="floats", seed=3)
-    stored = load_file(save(tmp_path, traj, "traj"))
-    for name in ("rl2s", "time_idxs", "rews", "dones", "actions"):
-        np.testing.assert_array_equal(stored[name], getattr(traj, name))
-    np.testing.assert_array_equal(stored["_EXTRA_logits"], traj.extras["logits"])
-    np.testing.assert_array_equal(stored["_OBS_KEY_observation"], traj.obs["observation"])
 
 
 def amago_arrays(length: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -349,7 +337,7 @@ def test_a_file_cut_anywhere_is_never_a_trajectory(tmp_path: Path, save_as: str)
         path = save(tmp_path, make(length, seed=3), save_as)
         content = path.read_bytes()
         path.write_bytes(content + b"more")
-        with pytest.raises(BrokenTrajectoryError, match=r"does not end|according to its header"):
+        with pytest.raises(BrokenTrajectoryError, match=r"does not end"):
             load_trajectory(path)
         for kept in reversed(range(0, len(content), 1 if length == 2 else len(content) // 60)):
             os.truncate(path, kept)
@@ -365,19 +353,14 @@ def test_a_changed_byte_is_found_by_checking(tmp_path: Path, save_as: str) -> No
     for length in (20, 6000):
         path = save(tmp_path, make(length, actions="continuous", seed=3), save_as)
         content = path.read_bytes()
-        # the end of the content; an archive's directory follows
-        end = len(content) if save_as == "traj" else content.index(b"PK\1\2")
+        end = content.index(b"PK\1\2")
         for position in range(60, end, max(end // 40, 1)):
             damaged = bytearray(content)
             damaged[position] ^= 16
             path.write_bytes(damaged)
-            if save_as == "traj":
-                with pytest.raises(BrokenTrajectoryError, match=r"Fix:"):
-                    check_file(path)
-            else:
-                with contextlib.suppress(BrokenTrajectoryError):  # some bytes of a local header are not used
-                    check_file(path)
-                    assert_equal(load_trajectory(path), make(length, actions="continuous", seed=3))
+            with contextlib.suppress(BrokenTrajectoryError):  # some bytes of a local header are not used
+                check_file(path)
+                assert_equal(load_trajectory(path), make(length, actions="continuous", seed=3))
 
 
 @settings(max_examples=100, deadline=None)
@@ -404,65 +387,22 @@ def test_no_damage_makes_reading_fail_in_another_way(
                 read(path)
 
 
-def with_header(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change the header of a traj file and correct its checksums."""
-    content = path.read_bytes()
-    (length,) = struct.unpack_from("<Q", content)
-    header = json.loads(content[8 : 8 + length])
-    begin = header["_CRC32"]["data_offsets"][0]
-    change(header)
-    text, data = json.dumps(header).encode(), bytearray(content[8 + length :])
-    data[begin : begin + 4] = struct.pack("<I", zlib.crc32(text))
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (lambda h: h["rl2s"].update(dtype="O"), "header cannot be understood"),
-        (lambda h: h["__metadata__"].update(dtypes='{"rl2s": "O"}'), "dtype object, which is not plain"),
-        (lambda h: h["__metadata__"].update(dtypes='{"rl2s": "?!"}'), "header cannot be understood"),
-        (lambda h: h["rl2s"].update(shape=[-4, 1]), "must be counts"),
-        (lambda h: h["rl2s"].update(shape=["4"]), "must be counts"),
-        (lambda h: h["rl2s"].update(shape=[9**9]), "which do not fit float32"),
-        (lambda h: h["rl2s"].update(shape=[9**9], data_offsets=[0, 4 * 9**9]), r"should have \d+ bytes"),
-        (lambda h: h["rl2s"].update(shape=[1] * 70, data_offsets=[0, 4]), "impossible array"),
-        (lambda h: h["rl2s"].update(data_offsets=[-8, 56]), "header cannot|must be counts|do not fit"),
-        (lambda h: h["__metadata__"].update(version="9"), "version '9', but this Loxodon reads"),
-        (lambda h: h["__metadata__"].update(format="pt"), "it is a 'pt'"),
-        (lambda h: h["__metadata__"].update(env_name=3), "env|no text"),
-        (lambda h: h.pop("__metadata__"), "header cannot be understood"),
-        (lambda h: h.update(x=h.pop("rl2s")), "header is wrong|it lacks rl2s"),
-    ],
-)
-def test_impossible_headers_are_named(tmp_path: Path, change: Callable[[Any], object], problem: str) -> None:
-    path = save(tmp_path, make(3), "traj")
-    with_header(path, change)
-    with pytest.raises(BrokenTrajectoryError, match=rf"{problem}.*Fix:"):
-        load_trajectory(path)
-
-
-@pytest.mark.parametrize("suffix", ["npz", "traj"])
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
         (b"", "it is empty"),
-        (b"hello, world", r"it begins with b'hello, w', like neither"),
+        (b"hello, world", r"it begins with b'hello, w', unlike an .npz"),
         (b"PK\5\6" + bytes(18), "it lacks rl2s, .*it holds nothing"),
         (b"PK\3\4 and then nothing of an archive, which is long enough", "no .npz file"),
         (b"PK" + bytes(200_000), "no .npz file"),
-        (b"\x09\0\0\0\0\0\0\0{", "header should have 9 bytes"),
-        (b"\x02\0\0\0\0\0\0\0{}", "header cannot be understood"),
-        (b"\x89LXTRJ\1\0 and more", "of version 1.*Fix: with that Loxodon, .* convert .* --to npz"),
     ],
 )
-def test_foreign_files_are_named(tmp_path: Path, suffix: str, content: bytes, problem: str) -> None:
-    path = tmp_path / f"env_0123abcd_17.0.{suffix}"
+def test_foreign_files_are_named(tmp_path: Path, content: bytes, problem: str) -> None:
+    path = tmp_path / "env_0123abcd_17.0.npz"
     path.write_bytes(content)
     for read in (load_trajectory, check_file):
-        with pytest.raises(BrokenTrajectoryError, match=rf"{path.name}.*{problem}") as caught:
+        with pytest.raises(BrokenTrajectoryError, match=rf"{path.name}.*{problem}.*Fix: move the file"):
             read(path)
-        assert "Fix: move the file" in str(caught.value) or "Fix: with" in str(caught.value)
 
 
 class _Trap:

@@ -93,7 +93,7 @@ def numbered(make_traj: MakeTraj, tmp_path: Path) -> str:
     """A Minari dataset of episodes of 10, 20 and 30 steps that observe 1000 * episode + time."""
     trajs = [make_traj(n, first=1000 * i, env_name="numbers") for i, n in enumerate((10, 20, 30))]
     trajs = [dataclasses.replace(traj, obs={"observation": traj.obs["position"]}) for traj in trajs]
-    paths = save_all(tmp_path, trajs, "traj")
+    paths = save_all(tmp_path, trajs, "npz")
     export_minari(paths, "test/numbers-v0")
     return "test/numbers-v0"
 
@@ -118,7 +118,6 @@ def test_windows_are_drawn_from_all_episodes_and_nothing_else_happens(
     assert dataset.set_aside_newer(dataset.state_dict()) == dataset.begin_new_run() == 0
     dataset.delete()  # nothing was collected into it
     assert dataset.num_files == 3
-    assert dataset.fingerprint() == configured(numbered, sampler=Sampler("timestep")).fingerprint()
 
 
 def test_a_mixture_draws_from_it_and_from_collected_data(
@@ -366,7 +365,7 @@ def test_texts_and_episodes_that_contradict_their_spaces_are_refused() -> None:
     with pytest.raises(ValueError, match=r"Episode 7 has .* with shape \(2, 2\).*\(3, 2\)"):
         codec.to_trajectory(SimpleNamespace(observations=np.zeros((2, 2)), actions=[0, 1], **episode), "env")
     odd = np.array([[0, 1], [1, 1e39], [0, 0]])
-    with pytest.raises(ValueError, match=r"Episode 7 has 1e\+39 \(float64\) as observation.*Fix:.*leave out"):
+    with pytest.raises(ValueError, match=r"Episode 7 has inf as observation.*Fix:.*leave out"):
         codec.to_trajectory(SimpleNamespace(observations=odd, actions=[0, 1], **episode), "env")
     with pytest.raises(ValueError, match=r"Episode 7 has 2 as observation 'observation'.*Discrete\(2\)"):
         EpisodeCodec(spaces.Discrete(2), spaces.Discrete(2)).to_trajectory(
@@ -461,7 +460,7 @@ def test_export_and_import_give_back_the_same(tmp_path: Path, env_id: str, with_
     assert main(["export-minari", str(source), "test/round-trip-v0", *words]) == 0
     raw = open_minari("test/round-trip-v0")
     assert raw.action_space == gym.make(env_id).action_space
-    assert main(["import-minari", "test/round-trip-v0", str(target), "--format", "traj"]) == 0
+    assert main(["import-minari", "test/round-trip-v0", str(target), "--format", "npz-compressed"]) == 0
     imported = [
         load_trajectory(path) for path in sorted(target.iterdir(), key=lambda p: p.name.split("_")[2])
     ]
@@ -493,9 +492,7 @@ def test_pieces_without_a_beginning_or_an_end_stay_episodes_of_their_own(
 ) -> None:
     whole = make_traj(12)
     parts = [whole.slice(4, 8), whole.slice(8, 12), make_traj(12, first=500).slice(0, 4)]
-    report = export_minari(save_all(tmp_path, parts), "test/pieces-v0")
-    found = (report.num_episodes, report.num_joined, report.num_headless, report.num_truncated)
-    assert (found, report.num_timesteps) == ((2, 1, 1, 1), 12)
+    assert export_minari(save_all(tmp_path, parts), "test/pieces-v0") == (2, 12)
 
 
 def test_a_failed_export_leaves_no_dataset(tmp_path: Path, make_traj: MakeTraj, root: Path) -> None:

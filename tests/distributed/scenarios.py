@@ -391,15 +391,9 @@ def _requested(folder: Path) -> dict[str, Any]:
 
 
 def pretraining(folder: Path) -> dict[str, Any]:
-    """Weights before the first epoch, by method: of a stage that trains, and from the cache."""
-    found = {}
-    for method in ("bc", "off_policy"):
-        small = {"num_batches": 6, "method": method, "cache_dir": str(folder / method)}
-        for place in ("trained", "cached"):
-            agent = partial(PPOAgent, share_encoder=False, value_norm="popart")
-            exp = make_ppo(folder / place, agent_type=agent, callbacks=[stage(**small)])
-            found[f"{method}-{place}"] = pretrained(exp)
-    return found
+    """Weights before the first epoch."""
+    agent = partial(PPOAgent, share_encoder=False, value_norm="popart")
+    return pretrained(make_ppo(folder / "taught", agent_type=agent, callbacks=[stage(num_batches=6)]))
 
 
 def main(folder: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,16 +59,8 @@ def test_logged_figures_are_those_of_the_whole_batch(ranks: Any, alone: Any, for
         assert {n: other[n] for n in names} == pytest.approx({n: one[n] for n in names}, rel=1e-4, abs=1e-4)
 
 
-def test_both_leave_pretraining_with_the_same_weights_from_the_cache_too(ranks: Any, folder: Path) -> None:
+def test_both_leave_pretraining_with_the_same_weights(ranks: Any) -> None:
     first, second = (rank["pretraining"] for rank in ranks)
-    for method in ("bc", "off_policy"):
-        trained, cached = first[f"{method}-trained"], first[f"{method}-cached"]
-        assert len(trained) > 10
-        for name, value in trained.items():
-            assert torch.equal(value, cached[name]), name
-            for place in ("trained", "cached"):
-                assert torch.equal(value, second[f"{method}-{place}"][name]), name
-        assert len(list((folder / method).iterdir())) == 1
-    assert not torch.equal(
-        *(first[f"{m}-trained"]["policy_head.mlp.out.weight"] for m in ("bc", "off_policy"))
-    )
+    assert len(first) > 10
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name

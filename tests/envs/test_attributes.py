@@ -11,7 +11,7 @@ import pytest
 from scripted_envs import ScriptedEnv
 from vector_builders import VECTORIZED_MODES, build, gymnasium_vector_env
 
-from loxodon.envs import EnvError, EnvHalves, EnvSpec, MaxEpisodeLength, SequenceEnv, make_vector_env
+from loxodon.envs import EnvError, EnvHalves, EnvSpec, SequenceEnv, make_vector_env
 
 
 class Adjustable(ScriptedEnv):
@@ -191,12 +191,6 @@ def test_an_environments_own_length_takes_precedence() -> None:
     env.reset(seed=0)
     assert lengths_of_episodes(env, 20) == []  # the environment does not use the attribute
     env.close()
-
-
-@pytest.mark.parametrize("limit", [0, 1.5, True])
-def test_a_length_must_be_a_whole_number(limit: Any) -> None:
-    with pytest.raises(ValueError, match=r"max_episode_length is .*at least 1.*Fix"):
-        MaxEpisodeLength(Endless(), limit)
 
 
 def test_answers_come_from_the_process_of_the_environment(opened: Any) -> None:

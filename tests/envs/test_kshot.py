@@ -68,25 +68,17 @@ def test_a_time_limit_ends_the_attempt_not_the_trial() -> None:
     assert steps[-1][4]["metric/return_attempt_1"] == 3.0
 
 
-def test_metrics_of_the_environment_do_not_hide_those_of_the_trial() -> None:
+def test_the_success_of_an_attempt_is_reported_under_its_number() -> None:
     class Reporting(ScriptedEnv):
-        def reset(self, **kwargs: Any) -> Any:
-            return super().reset(**kwargs)[0], {"metric/attempts": 7.0}
-
         def step(self, action: Any) -> Any:
-            return *super().step(action)[:4], {"metric/return_attempt_0": -1.0, "metric/success": 0.5}
+            return *super().step(action)[:4], {"metric/success": 0.5}
 
     env = KShotWrapper(Reporting(), 2)
-    assert env.reset(seed=0)[1] == {"metric/inner/attempts": 7.0}
-    steps = play(env, 20)
-    reported = {"metric/inner/return_attempt_0": -1.0, "metric/success": 0.5}
-    of_first = {
-        "metric/return_attempt_0": 30.0,
-        "metric/success_attempt_0": 0.5,
-        "metric/inner/attempts": 7.0,
-    }
+    env.reset(seed=0)
+    of_first = {"metric/return_attempt_0": 30.0, "metric/success_attempt_0": 0.5}
     of_trial = {"metric/return_attempt_1": 30.0, "metric/success_attempt_1": 0.5, "metric/attempts": 2}
-    assert [info for *_, info in steps] == [
+    reported = {"metric/success": 0.5}
+    assert [info for *_, info in play(env, 20)] == [
         reported,
         reported | of_first,
         reported,

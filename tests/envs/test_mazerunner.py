@@ -180,7 +180,7 @@ def test_observations_are_new_arrays() -> None:
         ({"size": 5, "num_goals": 7}, r"MazeRunner.num_goals is 7, .*between 1 and 6.*Fix"),
         ({"num_goals": 0}, r"MazeRunner.num_goals is 0.*Fix"),
         ({"time_limit": 0}, r"time_limit is 0.*Fix"),
-        ({"loop_share": 1.5}, r"loop_share 1.5.*Fix"),
+        ({"loop_share": 1.5}, r"loop_share is 1.5.*Fix"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, Any], text: str) -> None:

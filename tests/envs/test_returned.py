@@ -132,10 +132,10 @@ REFUSED: list[tuple[Any, Any, Any, str]] = [  # space, a good observation, the o
     (spaces.MultiDiscrete([2, 3], start=[1, 1]), [1, 1], [0, 1], r"\[0 1\] as .*does not contain"),
     (spaces.MultiBinary(2), [0, 1], [0, 2], r"\[0 2\] as .*MultiBinary\(2\) does not contain"),
     (spaces.MultiBinary(2), np.ones(2), np.array([0.5, 0]), r"0\.5 \(float64\) as"),
-    (BIG, np.ones(1), np.array([1e300]), r"1e\+300 \(float64\) as .*float32, in which that is infinite"),
-    (BIG, np.ones(1), np.array([-1e39]), r"-1e\+39 \(float64\) as"),
-    (WIDE, np.ones(1), np.array([1e39]), r"1e\+39 \(float64\) as .*networks compute in float32, in which"),
-    (WIDE, np.ones(1), [-1e300], r"-1e\+300 \(float64\) as .*networks compute in float32"),
+    (BIG, np.ones(1), np.array([1e300]), r"inf as .*finite in float32"),
+    (BIG, np.ones(1), np.array([-1e39]), r"-inf as"),
+    (WIDE, np.ones(1), np.array([1e39]), r"1e\+39 as .*finite in float32"),
+    (WIDE, np.ones(1), [-1e300], r"-1e\+300 as .*finite in float32"),
     (WIDE, np.full(1, -3e38), np.array([np.nan]), r"NaN as observation"),
     (BIG, [1], [np.inf], r"inf as observation"),
     (BIG, np.ones(1, int), np.array([1j]), r"array\(\[0\.\+1\.j\]\) as .*real numbers"),
@@ -282,17 +282,15 @@ NARROW = spaces.Box(np.array([0, -np.inf], np.float32), np.array([1, np.inf], np
 
 
 @pytest.mark.parametrize(
-    ("time", "space", "odd", "words"),
+    ("time", "ends", "space", "odd", "words"),
     [
-        (137, NARROW, np.array([2, 0], np.float32), r"2 as observation 'observation'"),
-        (2, NARROW, np.array([-1, 0], np.float32), r"-1 as observation 'observation'"),
-        (101, spaces.Box(0, 10, (2,), np.uint8), np.array([3, 11], np.uint8), r"11 as observation"),
-        (0, NARROW, np.array([2, 0], np.float32), r"2 as observation 'observation'"),
+        (2, False, NARROW, np.array([-1, 0], np.float32), r"-1 as observation 'observation'"),
+        (137, True, spaces.Box(0, 10, (2,), np.uint8), np.array([3, 11], np.uint8), r"11 as observation"),
+        (0, False, NARROW, np.array([2, 0], np.float32), r"2 as observation 'observation'"),
     ],
 )
-@pytest.mark.parametrize("ends", [False, True])
-def test_an_observation_outside_its_box_is_reported_once_at_any_time(
-    time: int, space: Any, odd: Any, words: str, ends: bool, opened: Any, caplog: pytest.LogCaptureFixture
+def test_an_early_or_last_observation_outside_its_box_is_reported_once(
+    time: int, ends: bool, space: Any, odd: Any, words: str, opened: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Leaving(OddEnv):
         def step(self, action: Any) -> Any:
@@ -310,24 +308,6 @@ def test_an_observation_outside_its_box_is_reported_once_at_any_time(
     told = [text for text in caplog.messages if "outside the bounds" in text]
     assert len(told) == 1
     assert words in told[0]
-
-
-def test_metrics_that_are_not_finite_are_dropped_and_reported_once(
-    opened: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Figures(ScriptedEnv):
-        def step(self, action: Any) -> Any:
-            figures = {"metric/rate": float("nan"), "metric/all": np.array([1, np.inf]), "metric/good": 1}
-            return *super().step(action)[:4], figures
-
-    env = opened("sync", [EnvSpec(Figures)])
-    env.reset(seed=0)
-    with caplog.at_level(logging.WARNING, logger="loxodon"):
-        found = [env.step([0])[-1]["metrics"] for _ in range(3)]
-    assert found == [[(0, "rate", []), (0, "all", [1.0]), (0, "good", 1.0)]] * 3
-    assert len(caplog.messages) == 2
-    assert "scripted0 returned nan as info['metric/rate']" in caplog.messages[0]
-    assert "Fix:" in caplog.messages[0]
 
 
 # --- spaces ------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def test_meta_world_draws_goals_and_keeps_them_within_a_trial() -> None:
         _, _, terminated, truncated, info = env.step(env.action_space.sample())
         assert (terminated, truncated) == (False, t == 499)
     assert info == {METRIC_PREFIX + "success": 0.0}
-    with pytest.raises(ValueError, match=r"MetaWorld.task is 'reach', allowed are .*reach-v3.*Fix"):
+    with pytest.raises(ValueError, match=r"MetaWorld.task is 'reach'; allowed are .*reach-v3.*Fix"):
         MetaWorld("ML1", "reach")
 
 

@@ -483,7 +483,7 @@ def test_gaussian_arms_have_their_own_means_and_unit_deviation() -> None:
         (FrozenLake, {"slip_prob": -0.1}, r"FrozenLake.slip_prob is -0.1.*Fix:"),
         (DarkRoom, {"time_limit": None}, r"DarkRoom.time_limit is None.*Fix:"),
         (DarkKeyToDoor, {"size": True}, r"DarkKeyToDoor.size is True.*Fix:"),
-        (Bandit, {"kind": "normal"}, r"Bandit.kind is 'normal', .*'bernoulli', 'gaussian'.*Fix:"),
+        (Bandit, {"kind": "normal"}, r"Bandit.kind is 'normal'; .*'bernoulli', 'gaussian'.*Fix:"),
         (Bandit, {"num_arms": 1}, r"Bandit.num_arms is 1.*Fix:"),
         (Recall, {"length": 4, "order": "back"}, r"Recall.order is 'back'.*'by_key'.*Fix:"),
         (Counting, {"length": 4, "num_symbols": 1}, r"Counting.num_symbols is 1.*Fix:"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from functools import partial
 from pathlib import Path
@@ -124,11 +123,6 @@ class Misspelt(Callback):
     def on_fit_ends(self, exp: Experiment) -> None: ...
 
 
-class NotJson(Callback):
-    def state_dict(self) -> dict[str, Any]:
-        return {"x": {1, 2}}
-
-
 @pytest.mark.parametrize(
     ("callbacks", "error", "words"),
     [
@@ -141,12 +135,6 @@ class NotJson(Callback):
 def test_mistakes(tmp_path: Path, callbacks: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         make_experiment(tmp_path, callbacks=callbacks)
-
-
-def test_a_state_must_be_storable(tmp_path: Path) -> None:
-    exp = make_experiment(tmp_path, callbacks=[NotJson])
-    with pytest.raises(TypeError, match=r"NotJson.state_dict\(\) cannot be stored.*Fix"):
-        exp.hooks.state_dict()
 
 
 # ---- episodes that grow ----
@@ -327,25 +315,15 @@ def test_scaling_then_clipping() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shaper", "error", "words"),
-    [
-        (
-            lambda r, p: r[:, None],
-            ValueError,
-            "returned shape (3, 1), but must return finite numbers of shape (3,)",
-        ),
-        (lambda r, p: r / 0.0, ValueError, "must return finite numbers"),
-        (lambda r, p: None, TypeError, "returned NoneType"),
-        (lambda r, p: r.astype(object), TypeError, "returned ndarray"),
-    ],
+    "shaper",
+    [lambda r, p: r[:, None], lambda r, p: r / 0.0, lambda r, p: None, lambda r, p: r.astype(object)],
 )
 @pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")
-def test_what_a_shaper_may_not_return(
-    tmp_path: Path, shaper: Any, error: type[Exception], words: str
-) -> None:
+def test_what_a_shaper_may_not_return(tmp_path: Path, shaper: Any) -> None:
     exp = make_experiment(tmp_path, **{"RewardShaping.shaper": shaper}, val_timesteps_per_epoch=0)
     exp.start()
-    with pytest.raises(error, match=rf"RewardShaping.shaper \(<lambda>\).*{re.escape(words)}.*Fix"):
+    words = r"RewardShaping.shaper \(<lambda>\) returned .* one finite number for each. Fix"
+    with pytest.raises(ValueError, match=f"(?s){words}"):
         exp.learn()
     exp.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -208,12 +207,12 @@ def test_a_module_in_the_working_folder_can_be_imported() -> None:
         ("CfgGRU.width = 3", ["a.gin:3: CfgGRU.width is given by the code", "layers, rate, norm"]),
         ("CfgRun.options = {'a': [@CfgGru()]}", ["a.gin:3:", "'CfgGru'", "Did you mean 'CfgGRU'?"]),
         ("NUM = 3\nCfgRun.epochs = %NUMM", ["a.gin:4:", "nothing defines NUMM", "'%NUM'"]),
-        ("CfgRun.run_name = run one  # why", ["a.gin:3:", "put quotes around it: 'run one'."]),
-        ("CfgRun.run_name = /some/where", ["a.gin:3:", "'/some/where'"]),
-        ("CfgRun.options = {'a': foo}", ["a.gin:3:", "put quotes around it: 'foo'"]),
+        ("CfgRun.run_name = run one  # why", ["a.gin:3:", "a quoted string"]),
+        ("CfgRun.run_name = /some/where", ["a.gin:3: `CfgRun.run_name = /some/where` cannot be read"]),
+        ("CfgRun.options = {'a': foo}", ["a.gin:3:", "a quoted string"]),
         ("CfgRun.encoder_type = CfgGRU", ["a.gin:3:", "write @CfgGRU"]),
-        ("CfgRun.epochs = true", ["a.gin:3:", "write True"]),
-        ("CfgRun.epochs = = 3", ["a.gin:3:", "one value after one `=`"]),
+        ("CfgRun.epochs = true", ["a.gin:3:", "True, False, None"]),
+        ("CfgRun.epochs = = 3", ["a.gin:3: `CfgRun.epochs = = 3` cannot be read"]),
         ("CfgRun.epochs 3", ["a.gin:3: `CfgRun.epochs 3` cannot be read (Couldn't parse"]),
         ("CfgRun.run_name = 'abc\nCfgRun.epochs = 3", ["a.gin:3:", "close each bracket and quote"]),
         ("CfgRun.shapes = (1,\n  2\nCfgRun.epochs = 3", ["a.gin:5:", "close each bracket", "lines above"]),
@@ -223,7 +222,7 @@ def test_a_module_in_the_working_folder_can_be_imported() -> None:
         ("include nowhere.gin", ["a.gin:3:", "Fix: write include 'nowhere.gin'."]),
         ("CfgPlain.size = 3", ["CfgPlain has no parameter 'size'", "give its __init__ this parameter"]),
         ("import no_such_module_xyz", ["a.gin:3: importing 'no_such_module_xyz' failed"]),
-        ("CfgRun.epochs = 3.0", ["a.gin:3: CfgRun.epochs = 3.0 is a float, but int is allowed", "write 3."]),
+        ("CfgRun.epochs = 3.0", ["a.gin:3: CfgRun.epochs = 3.0 is a float, but int is allowed"]),
         ("CfgRun.epochs = True", ["is a bool, but int is allowed"]),
         ("N = 'x'\nCfgRun.epochs = %N", ["a.gin:3: CfgRun.epochs = %N is a str"]),
         ("CfgRun.epochs = None", ["is None, but int is allowed", "Fix: give a value of type int"]),
@@ -234,21 +233,18 @@ def test_a_module_in_the_working_folder_can_be_imported() -> None:
         ("CfgTypes.made_by = @CfgStore()", ["what that call returns, but @Name that makes a CfgEncoder"]),
         ("CfgRun.encoder_type = @CfgPlain", ["choose @CfgGRU or @CfgConv"]),
         ("CfgRun.store = @CfgStore", ["a.gin:3:", "write @CfgStore()"]),
-        ("CfgRun.shapes = [1, 2]", ["tuple[int, ...] is allowed", "write (1, 2)"]),
-        ("CfgGRU.norm = 3", ["str or None is allowed", "write '3'"]),
-        ("CfgStore.sizes = 3", ["write [3]"]),
+        ("CfgRun.shapes = [1, 2]", ["tuple[int, ...] is allowed", "give a value of type tuple[int, ...]"]),
+        ("CfgGRU.norm = 3", ["is an int, but str or None is allowed"]),
         ("CfgStore.sizes = 'ab'", ["is a str, but Sequence[int] is allowed"]),
         ("CfgStore.sizes = [1, 'a']", ["is a list, but Sequence[int] is allowed"]),
-        ("CfgTypes.flag = 1", ["write True"]),
         ("CfgTypes.number = '0.5'", ["write 0.5."]),
         ("CfgTypes.seconds = '1s'", ["float is allowed"]),
         ("CfgTypes.counted = '1'", ["int is allowed", "write 1."]),
         ("CfgTypes.pair = (1,)", ["tuple[int, str] is allowed"]),
         ("CfgTypes.table = {'a': 1}", ["Mapping[str, Sequence[int]] or None is allowed"]),
-        ("CfgTypes.path = 1", ["Path or None is allowed", "write '1'"]),
+        ("CfgTypes.path = 1", ["Path or None is allowed"]),
         ("CfgTypes.kind_of = @CfgStore", ["@Name that makes a CfgEncoder or None"]),
         ("CfgTypes.to_int = 'bonus'", ["@Name that makes an int", "Fix: choose @cfg_bonus."]),
-        ("CfgTypes.names = 3", ["str or Sequence[str] is allowed", "Fix: give a value of type str or Seq"]),
         ("CfgRun.kernel = 3", ["no parameter 'kernel'. Did you mean 'CfgConv.kernel'?"]),
         ("CfgTypes.encoder = 3", ["choose @CfgGRU() or @CfgConv()"]),
         ("CfgConv.kind = 'vald'", ["'same' or 'valid' is allowed", "Did you mean 'valid'"]),
@@ -286,7 +282,7 @@ CfgTypes:
         ("CfgRun.epoch=3", ["command line, `CfgRun.epoch=3`", "Did you mean 'epochs'"]),
         ("kernel=3", ["no config file defines kernel", "'CfgConv.kernel'"]),
         ("a.gin", ["must look like Name.param=value", "--config a.gin"]),
-        ("CfgRun.run_name=5", ["5 is an int, but str is allowed", "CfgRun.run_name=\"'5'\""]),
+        ("CfgRun.run_name=5", ["5 is an int, but str is allowed"]),
         ("CfgRun.epochs=ten", ["'ten' is a str, but int is allowed"]),
         ("CfgRun.encoder_type=@Cfg(", ["`@Cfg(` is no reference"]),
     ],
@@ -454,15 +450,6 @@ def test_a_module_is_found_beside_the_config_that_names_it_and_beside_what_it_in
     assert {"import beside_whole", "import beside_part"} <= set(config.source.imports)
     assert str(elsewhere) in import_path()
     assert config.source.warnings == []
-
-
-def test_no_installed_module_is_hidden_by_a_file_beside_a_config_and_that_is_said(elsewhere: Path) -> None:
-    (elsewhere / "json.py").write_text("raise AssertionError")
-    (elsewhere / "mine.gin").write_text(f"import json\n{TINY}")
-    (warning,) = load_config([str(elsewhere / "mine.gin")]).source.warnings
-    assert re.search(
-        r"mine.gin:1: `import json` gives .*json/__init__.py, not .*json.py.*Fix: rename", warning
-    )
 
 
 def test_a_module_that_calls_exit_is_a_mistake_in_the_config(elsewhere: Path) -> None:

@@ -250,7 +250,7 @@ def test_the_samples_of_pretraining_run(tmp_path: Path, monkeypatch: Any, capfd:
     Path("tiny.gin").write_text(tiny)
     Path("page.gin").write_text(pretraining)
     assert main(["--config", "page.gin", "--config", "tiny.gin", "Experiment.verbose=True"]) == 0
-    assert "The result of pre-training is kept in data/pretrained/" in capfd.readouterr().out
+    assert "Pre-training: loss " in capfd.readouterr().out
     (base,) = Path("runs").iterdir()
     Path("warm.gin").write_text(pretraining + warm_start.replace("runs/tmaze", str(base)))
     gin.clear_config()

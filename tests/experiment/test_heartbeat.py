@@ -12,7 +12,6 @@ import threading
 import time
 import weakref
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,7 +154,6 @@ def test_a_run_tells_its_states_and_how_it_ended(tmp_path: Path) -> None:
     assert (beat.role, beat.state, beat.env_steps, beat.gradient_steps) == ("both", "finished", 72, 8)
     assert (beat.policy_version, beat.epoch) == (exp.ctx.progress.policy_version, 1)
     assert beat.buffer == str((exp.run_dir / "buffer").absolute())
-    assert beat.spaces_digest is not None
 
 
 def test_a_run_that_fails_leaves_its_error_and_the_lock(tmp_path: Path) -> None:
@@ -304,21 +302,6 @@ def test_a_folder_that_is_no_run_is_said_to_be_none(
     assert shown.out == ""
     assert words in shown.err
     assert re.search("Fix: give .*<ckpt_base_dir>/<run_name>", shown.err)
-
-
-def test_watching_goes_on_until_it_is_interrupted(
-    fleet: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    num_looks = iter(range(3))
-
-    def interrupt(_: float) -> None:
-        if next(num_looks) == 2:
-            raise KeyboardInterrupt
-
-    # In `status` alone: heartbeats of earlier tests may still sleep.
-    monkeypatch.setattr(status, "time", SimpleNamespace(sleep=interrupt, time=time.time))
-    assert status.main([str(fleet), "--watch"]) == 0
-    assert capsys.readouterr().out.count("processes at work") == 3
 
 
 def test_a_folder_that_cannot_be_written_is_logged_once_and_tried_again(

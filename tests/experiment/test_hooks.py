@@ -152,26 +152,6 @@ def test_with_accumulation_an_update_is_one_step_on_a_list_of_batches(tmp_path: 
     assert exp.learner.gradient_steps == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "asked"),
-    [
-        ("edit_actor_mask", lambda self, batch, mask: mask, "batch, actor_loss, pad_mask"),
-        ("edit_critic_mask", lambda self, batch, mask: mask, "batch, critic_loss, pad_mask"),
-        ("edit_extra_mask", lambda self, batch, loss: loss, "batch, name, loss, pad_mask"),
-        ("compute_loss", lambda self, batch, weights=None, with_metrics=False: None, "batch, log_step"),
-        ("train_step", lambda self, micro_batches, with_metrics=False: None, "batch, log_step"),
-        ("policy_metrics", lambda self, histories: {}, "returns, specials"),
-        ("summary", lambda self: "", "env_summary"),
-    ],
-)
-def test_hooks_that_could_not_be_called_are_refused_at_once(
-    tmp_path: Path, name: str, old: Any, asked: str
-) -> None:
-    fix = rf"Mine.{name}\(.*cannot be called as {name}\({asked}\).*Fix: def {name}\(self, {asked}\)"
-    with pytest.raises(TypeError, match=fix):
-        make_experiment(tmp_path, type("Mine", (Experiment,), {name: old}))
-
-
 @pytest.mark.parametrize("wrong", ["shape", "dtype"])
 def test_a_mask_has_the_shape_and_dtype_of_the_one_given(tmp_path: Path, wrong: str) -> None:
     class Wrong(Experiment):

@@ -478,11 +478,9 @@ def test_weights_and_gradients_that_are_not_finite_are_named(tmp_path: Path) -> 
         exp.train_step(batch, log_step=True)
     handle.remove()
     torch.nn.init.constant_(first, torch.nan)
-    for on_nan, fix in {"stop": "run again, .*'stop_at_once'", "stop_at_once": "lower .*callback"}.items():
-        exp.learner.on_nan = on_nan
-        with pytest.raises(FloatingPointError, match=f"the weights '{name}' are not finite.*Fix: {fix}"):
-            exp.train_step(batch, log_step=True)
-    exp.learner.on_nan = "stop"
+    words = f"the weights '{name}' are not finite.*Fix: run again, .*'stop_at_once'.* lower"
+    with pytest.raises(FloatingPointError, match=words):
+        exp.train_step(batch, log_step=True)
     exp.train_step(batch)  # which is not looked at
     bad = {"loss": math.nan, "actor_loss": math.nan, "critic_loss": 1.0}
     words = r"loss of epoch 0 is nan \(actor nan, .*; the weights '.*' and \d+ others are not finite.*Fix:"
@@ -578,7 +576,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path, hook: str) 
     exp = make_experiment(
         tmp_path, **{"Learner.on_nan": "skip"}, callbacks=[Spoiling], ckpt_interval=1, val_interval=None
     )
-    with pytest.raises(FloatingPointError, match=r"weights 'actor.weight' are not finite.*Fix: lower"):
+    with pytest.raises(FloatingPointError, match=r"weights 'actor.weight' are not finite.*Fix: run again"):
         run(exp)
     assert exp.checkpoints.complete_epochs() == []
 

@@ -100,7 +100,7 @@ def test_the_agent_learns_both_factors_and_acts_without_the_experiment(tmp_path:
             batch_size=16,
             learning_rate=3e-3,
             lr_warmup_steps=10,
-            save_trajs_as="traj",
+            save_trajs_as="npz-compressed",
             seed=1,
         )
     )

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import socket
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -183,38 +182,6 @@ def test_an_actor_without_a_learner_warns_and_names_the_folder_it_sees(
     write_beat(tmp_path, "L", role="learner", state="finished")
     publish(tmp_path)
     assert num_warnings_in(100) == 0
-
-
-def test_a_learner_warns_while_the_actors_that_it_asked_for_do_not_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    clock = SimpleNamespace(now_s=1000.0, time=time.time, sleep=lambda _: None)
-    clock.monotonic = lambda: clock.now_s
-    monkeypatch.setattr(pace, "time", clock)
-    learner = Process(tmp_path)
-    learner.pace.begin()
-
-    def has_warned_after(seconds: float) -> bool:
-        caplog.clear()
-        clock.now_s += seconds
-        assert learner.pace.is_warm()
-        return f"actors report in {socket.gethostname()}:{tmp_path}" in caplog.text
-
-    assert not has_warned_after(100.0)  # nobody was asked for
-    learner.pace.expect_actors(2, first_epoch=4)
-    assert not has_warned_after(100.0)  # they start with epoch 4
-    learner.progress.epoch = 4
-    assert has_warned_after(10.0)
-    assert "0 of 2" in caplog.text
-    assert not has_warned_after(10.0)
-    assert has_warned_after(21.0)
-    write_beat(tmp_path, "one")
-    write_beat(tmp_path, "two")
-    assert not has_warned_after(100.0)
-    write_beat(tmp_path, "two", state="failed")
-    assert not has_warned_after(10.0)  # it may be starting again
-    assert has_warned_after(31.0)
-    assert "1 of 2" in caplog.text
 
 
 def test_a_learner_waits_for_the_first_data_and_whenever_it_is_too_far_ahead(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from loxodon.gin_configs.presets import about, runnable_names
 from loxodon.tools import main as command
 from loxodon.tools.arguments import program_name
 from loxodon.tools.main import COMMANDS, main
@@ -23,16 +21,12 @@ from ..experiment.fakes import TINY
 def test_help_and_presets_need_no_torch() -> None:
     code = "import sys; from loxodon.tools.main import main; main(['--help']); main(['presets'])"
     code += "; assert not {'torch', 'gin', 'numpy'} & sys.modules.keys()"
-    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}  # set by readline
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=environment)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     text = done.stdout.decode()
     for name, (_, purpose) in COMMANDS.items():
         assert f"{name} " in text
         assert purpose in text
-    (tmaze,) = (line for line in text.splitlines() if line.startswith("tmaze "))
-    assert "remember one bit for 50 steps" in tmaze
-    assert "transformer_small" in tmaze
-    assert re.search(r"  success 1\.0 after [\d,]+ env steps, \d+ s on [a-z0-9A-Z ]+$", tmaze)
+    assert re.search(r"^tmaze +T-maze: remember one bit", text, re.M)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +34,7 @@ def test_help_and_presets_need_no_torch() -> None:
     [
         (["evalute"], 2, "error: unknown command 'evalute'. Did you mean 'evaluate'? Fix: "),
         (["presets", "tmase"], 2, "error: there is no preset 'tmase'. Did you mean 'tmaze'? Fix: "),
-        (["--completion", "tcsh"], 2, "error: --completion got 'tcsh'. Fix: write bash, zsh or fish"),
+        (["--completion", "tcsh"], 2, "error: --completion got 'tcsh'. Fix: write bash or zsh"),
         (["status", "nowhere"], 2, "error: "),
         (["run"], 2, "no --config is given. Fix: "),
         (["--config", "tmaze", "Experiment.epoch=3"], 2, "Did you mean 'epochs'? Fix: "),
@@ -76,7 +70,7 @@ def test_run_is_also_what_no_command_means(
     [
         ("--version", 0, "loxodon "),
         ("run --help", 0, "--save-config FILE"),
-        ("status --help", 0, "--watch"),
+        ("status --help", 0, "--json"),
         ("runn", 2, "Did you mean 'run'? Fix: "),
         (
             "run tmaze --sead 3",
@@ -122,7 +116,7 @@ def test_run_is_also_what_no_command_means(
         ),
         ("run --env CartPole-v1 --encoder grru", 2, "--encoder 'grru' is not known. Did you mean 'gru'"),
         ("run --env tmaze", 2, "--env 'tmaze' is a preset, not an environment. Fix: loxodon run tmaze."),
-        ("status . --wach", 2, "unrecognized arguments: --wach. Did you mean '--watch'"),
+        ("status . --jsn", 2, "unrecognized arguments: --jsn. Did you mean '--json'"),
     ],
 )
 def test_words_are_checked_before_torch_is_imported(
@@ -181,18 +175,6 @@ def test_presets_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         assert part in text
 
 
-def test_a_program_gets_one_line_for_each_preset(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    assert main(["presets"]) == 0
-    header, *lines = capsys.readouterr().out.splitlines()
-    assert header.split() == ["preset", "task", "encoder", "measured"]
-    for line, name in zip(lines, runnable_names(), strict=True):
-        assert line.startswith(name)
-        assert line.endswith(about(name).measured or "not yet")
-
-
 def test_presets_are_printed_with_the_places_of_their_parts_or_as_json(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -215,16 +197,15 @@ def test_a_shell_completes_commands_presets_and_options(
         ("loxodon st", {"status"}),
         ("loxodon run --config tmaze_p", {"tmaze_pixels"}),
         ("loxodon run --print", {"--print-config"}),
-        ("loxodon status runs --w", {"--watch"}),
+        ("loxodon status runs --j", {"--json"}),
         ("loxodon presets ppo/pend", {"ppo/pendulum"}),
     ]:
         words = typed.split()
         ask = f"COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _loxodon; echo ${{COMPREPLY[@]}}"
         done = subprocess.run(["bash", "-c", script + ask], capture_output=True, text=True, check=True)
         assert set(done.stdout.split()) == found, typed
-    for shell in ("zsh", "fish"):
-        main(["--completion", shell])
-        assert "--print-config" in (text := capsys.readouterr().out) or "-l print-config" in text
+    main(["--completion", "zsh"])
+    assert capsys.readouterr().out.endswith(script)
 
 
 def test_the_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[str]) -> None:

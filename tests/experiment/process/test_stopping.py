@@ -176,12 +176,13 @@ def leaving_update(exp: Experiment) -> None:
     exp.learner.update = lambda *args: sys.exit(3)  # type: ignore[method-assign,assignment]
 
 
+ENV_EXITS = r"test_stopping.py:\d+ \(in step\) called sys.exit"
 LEAVING: dict[str, tuple[dict[str, Any], Callable[[Experiment], None] | None, str]] = {
-    "training": ({"make_train_env": EnvSpec(LeavingEnv), **NEVER}, None, r"Environment 0 \(LeavingEnv\)"),
+    "training": ({"make_train_env": EnvSpec(LeavingEnv), **NEVER}, None, ENV_EXITS),
     "evaluation": (
         {"make_val_env": EnvSpec(LeavingEnv), "val_interval": None},
         None,
-        r"Environment 0 \(LeavingEnv\)",
+        ENV_EXITS,
     ),
     "callback": ({"callbacks": [LeavingCallback]}, None, r"test_stopping.py:\d+ .*sys.exit\('enough'\)"),
     "agent": ({}, leaving_update, r"test_stopping.py:\d+ .*sys.exit\(3\)"),
