@@ -384,7 +384,7 @@ def test_the_dataset_that_does_nothing() -> None:
 
 @pytest.mark.slow
 def test_memory_use_stays_constant(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
-    """Files come and go for 120 epochs; even one array or a few paths per epoch would be too much."""
+    """Files are added and deleted for 120 epochs; even one array or a few paths per epoch would be too much."""
     data = fill(fifo, [40] * 30)[0].read_bytes()
     rng, used = np.random.default_rng(0), []
     tracemalloc.start()

@@ -151,7 +151,7 @@ def test_each_strategy_draws_exactly_its_own_goals(
 ) -> None:
     before = {name: value.copy() for name, value in arrays_of(traj).items()}
     for value in arrays_of(traj).values():
-        value.flags.writeable = False  # as in a memory-mapped file
+        value.flags.writeable = False  # memory-mapped files are read-only too
     for strategy, goals in expected.items():
         assert goals_drawn(strategy, traj, 100) == goals
     for name, value in arrays_of(traj).items():

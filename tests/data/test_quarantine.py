@@ -366,7 +366,7 @@ def test_files_that_cannot_be_moved_are_skipped(
         (buffer / "fifo" / NAME).symlink_to(buffer / "nowhere")
     else:
         (buffer / "fifo" / NAME).touch()
-        (buffer / "quarantine").touch()  # a file in place of the folder
+        (buffer / "quarantine").touch()  # a file instead of the folder
     dataset = make_dataset(sample_by=sample_by)
     dataset.sample_windows(100, np.random.default_rng(0))
     assert ("cannot be moved" in caplog.text) == (how == "cannot be moved")

@@ -58,7 +58,7 @@ def write_beat(run_dir: Path, name: str = "a", *, age_s: float = 0.0, **changes:
 
 
 def publish(run_dir: Path) -> None:
-    """Write the pace file of the learner of these heartbeats, if there is one, with the age of its heartbeat."""
+    """Write the pace file of the learner of these heartbeats, if any, with the age of its heartbeat."""
     beats = read_heartbeats(run_dir)
     if (learner := heartbeat.newest_learner(beats)) is not None:
         heartbeat.write_pace(run_dir, json.loads(learner.path.read_text()), beats)

@@ -77,7 +77,7 @@ def _trained_by_a_fused_optimizer(encoder: TransformerTrajEncoder) -> None:
     for weights in encoder.parameters():
         weights.grad = torch.randn_like(weights)
     torch.optim.AdamW(encoder.parameters(), lr=0.1, fused=True).step()
-    encoder.eval()  # as every rollout does
+    encoder.eval()  # rollouts do the same
 
 
 def _replaced(encoder: TransformerTrajEncoder) -> None:
@@ -88,7 +88,7 @@ def _replaced(encoder: TransformerTrajEncoder) -> None:
 def _written_behind_the_scenes(encoder: TransformerTrajEncoder) -> None:
     for weights in encoder.parameters():
         weights.data *= 1.5
-    encoder.eval()  # as every rollout does
+    encoder.eval()  # rollouts do the same
 
 
 WRITES = {
