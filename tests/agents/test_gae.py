@@ -24,7 +24,7 @@ def golden(terminated: Tensor, **kwargs: bool) -> list[float]:
     return found
 
 
-def test_golden_numbers() -> None:
+def test_advantages_have_the_golden_numbers() -> None:
     terminated = pytest.approx([-1.7232, -2.6318, -3.6000, *AFTER], abs=1e-4)
     assert golden(TRUNCATED) == pytest.approx([2.1298, 1.4650, 0.7560, *AFTER], abs=1e-4)
     assert golden(ENDED) == terminated
@@ -43,7 +43,9 @@ def rollouts(draw: st.DrawFn) -> tuple[Tensor, ...]:
 
 @settings(max_examples=50, deadline=None)
 @given(rollouts(), st.floats(0, 1), st.floats(0, 1))
-def test_defining_equation(rollout: tuple[Tensor, ...], discount: float, lam: float) -> None:
+def test_advantages_satisfy_the_defining_equation(
+    rollout: tuple[Tensor, ...], discount: float, lam: float
+) -> None:
     rewards, values, next_values, terminated, ended, mask = rollout
     poisoned = [x.masked_fill(~mask, torch.nan) for x in (rewards, values, next_values)]
     poisoned[2] = poisoned[2].masked_fill(terminated, torch.nan)  # these values are not read

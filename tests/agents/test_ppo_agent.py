@@ -117,7 +117,7 @@ def test_other_actions_are_the_samples() -> None:
     assert actions.amax((0, 1)).tolist() == [1, 2]
 
 
-def test_distributions_by_space() -> None:
+def test_the_default_distribution_depends_on_the_space() -> None:
     state = torch.zeros(1, 16)
     assert isinstance(make_agent(DISCRETE).policy(state), Categorical)
     assert isinstance(make_agent(BOX).policy(state), Gaussian)

@@ -69,5 +69,5 @@ def test_a_recurrent_agent_learns_to_remember(kwargs: dict[str, Any]) -> None:
 
 
 @pytest.mark.learning
-def test_an_agent_without_memory_cannot() -> None:
+def test_an_agent_without_memory_does_not_learn_it() -> None:
     assert share_of_right_actions("ff") < 0.65

@@ -29,7 +29,7 @@ def critic(**kwargs: object) -> list[float]:
     return found
 
 
-def test_clipped_objective() -> None:
+def test_the_objective_is_clipped() -> None:
     # min(A rho, A clip(rho)): 3 * 1.2, -3 * 2, 3 * 0.5, -3 * 0.8
     assert actor(PPOLoss()) == pytest.approx([-3.6, 6.0, -1.5, 2.4])
     assert actor(PPOLoss(clip_eps=0.4)) == pytest.approx([-4.2, 6.0, -1.5, 1.8])
@@ -42,7 +42,7 @@ def test_clipped_steps_have_no_gradient() -> None:
     assert log_probs.grad[:, 0].tolist() == pytest.approx([0.0, 6.0, -1.5, 0.0])
 
 
-def test_kl_penalty() -> None:
+def test_the_kl_penalty_is_added_to_the_loss() -> None:
     kl = torch.full((4, 1), 0.5)
     loss = PPOLoss(kind="kl_penalty", kl_beta=4.0)
     assert actor(loss, kl=kl) == pytest.approx([-4.0, 8.0, 0.5, 3.5])  # -A rho + 4 * 0.5
@@ -76,7 +76,7 @@ def test_value_losses() -> None:
     assert critic(value_loss="l1") == pytest.approx([2.0, 1.0])
 
 
-def test_value_clipping() -> None:
+def test_values_are_clipped() -> None:
     # Values move by at most 0.5 from 0, so the losses are (0.5 - 3)^2 and (0.5 - 4)^2.
     assert critic(value_clip=0.5) == pytest.approx([6.25, 12.25])
     assert critic(value_clip=0.5, value_clip_mode="only") == pytest.approx([6.25, 12.25])

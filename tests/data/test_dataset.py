@@ -69,7 +69,7 @@ def test_the_folder_is_where_the_user_or_the_run_puts_it(tmp_path: Path, make_da
         make_dataset(dset_root=str(tmp_path / "file"))
 
 
-def test_dataset_becomes_ready_at_its_minimum(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
+def test_a_dataset_becomes_ready_at_its_minimum(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
     dataset = make_dataset(dset_min_size=3)
     fill(fifo, [2, 2])
     dataset.refresh()
@@ -231,7 +231,7 @@ def test_a_resumed_run_may_trim_its_own_files_and_no_others(
 
 @pytest.fixture
 def read_only(fill: Fill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A buffer of 30 good files and a broken one, below which nothing can be created or written."""
+    """A buffer of 30 good files and a broken one; nothing can be created or written inside."""
     buffer, open_file, make, may = tmp_path / "set/buffer", os.open, Path.mkdir, os.access
 
     def refuse(path: Any, is_writing: object) -> None:
@@ -353,7 +353,7 @@ def test_newer_files_are_set_aside_and_lost_ones_reported(
 
 
 @pytest.mark.parametrize(("name", "num_hidden"), [(None, 2), ("demos", 0)])
-def test_a_new_run_hides_what_its_own_folder_holds_but_not_a_chosen_dataset(
+def test_a_new_run_hides_old_data_in_its_own_folder_but_not_a_chosen_dataset(
     make_dataset: MakeDataset, fill: Fill, tmp_path: Path, name: str | None, num_hidden: int
 ) -> None:
     dataset = make_dataset(dset_name=name)
@@ -364,7 +364,9 @@ def test_a_new_run_hides_what_its_own_folder_holds_but_not_a_chosen_dataset(
     assert dataset.num_files == 3 - num_hidden
 
 
-def test_dataset_travels_without_its_open_files(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
+def test_a_dataset_is_pickled_without_its_open_files(
+    make_dataset: MakeDataset, fill: Fill, fifo: Path
+) -> None:
     fill(fifo, [30_000] * 2)  # memory maps cannot be pickled
     dataset = make_dataset()
     here = dataset.sample_random_trajectory(np.random.default_rng(3))
@@ -384,7 +386,7 @@ def test_the_dataset_that_does_nothing() -> None:
 
 @pytest.mark.slow
 def test_memory_use_stays_constant(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
-    """Files are added and deleted for 120 epochs; even one array or a few paths per epoch would be too much."""
+    """Files come and are deleted for 120 epochs; one array or a few paths per epoch would be too much."""
     data = fill(fifo, [40] * 30)[0].read_bytes()
     rng, used = np.random.default_rng(0), []
     tracemalloc.start()

@@ -124,7 +124,7 @@ def arrays_in(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     begin=st.floats(0, 1, exclude_max=True),
     share=st.floats(0, 1, exclude_max=True),
 )
-def test_files_give_back_what_was_written_and_any_slice_of_it(
+def test_files_return_what_was_written_and_any_slice_of_it(
     save_as: str, obs: str, actions: str, length: int, seed: int, begin: float, share: float
 ) -> None:
     traj = make(min(length, 200 if actions == "many" else 3000), obs=obs, actions=actions, seed=seed)

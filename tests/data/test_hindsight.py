@@ -65,7 +65,7 @@ def assert_same(one: Trajectory, other: Trajectory) -> None:
     seed=st.integers(0, 2**31),
     randomize_actions=st.booleans(),
 )
-def test_relabelling_gives_what_the_environment_does_with_these_goals(
+def test_relabelling_equals_playing_with_these_goals(
     strategy: str, num_goals: int, time_limit: int, seed: int, randomize_actions: bool
 ) -> None:
     env = MazeRunner(5, num_goals, time_limit, 0.2, randomize_actions)

@@ -127,7 +127,7 @@ class OwnBatch(gym.vector.SyncVectorEnv):
         return self.length + plus
 
 
-def test_a_vector_environment_with_attributes_of_its_own() -> None:
+def test_a_vector_environment_may_have_attributes_of_its_own() -> None:
     made = OwnBatch([ScriptedEnv] * 2, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
     env = make_vector_env([EnvSpec(lambda: made)], "already_vectorized")
     assert env.get_attr("length") == (7, 7)

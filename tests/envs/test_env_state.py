@@ -146,7 +146,7 @@ class StoredBatch(Batched):
         self.clocks = state["clocks"].copy()
 
 
-def test_an_environment_with_its_own_batch_axis() -> None:
+def test_an_environment_with_its_own_batch_axis_has_a_state() -> None:
     assert "Batched cannot be stored" in str(
         make_vector_env([EnvSpec(Batched)] * 2, "already_vectorized").state_problem()
     )

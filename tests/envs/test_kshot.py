@@ -172,7 +172,7 @@ def test_impossible_arguments_are_refused(kwargs: dict[str, Any], words: str) ->
 @pytest.mark.parametrize(
     "env", [TMazePassive(horizon=2), EnvSpec(TMazePassive, {"horizon": 2}), lambda: TMazePassive(horizon=2)]
 )
-def test_takes_environments_recipes_and_callables(env: Any) -> None:
+def test_it_takes_environments_recipes_and_callables(env: Any) -> None:
     wrapped = KShotWrapper(env, 2)
     cues = [wrapped.reset(seed=3)[0]["observation"][1]]
     for _ in range(2):

@@ -39,7 +39,7 @@ def without_memory(seen: list[np.ndarray]) -> int:
 
 
 @pytest.mark.parametrize("horizon", [1, 2, 17])
-def test_optimal_play_gets_one(horizon: int) -> None:
+def test_optimal_play_has_a_return_of_one(horizon: int) -> None:
     env = TMazePassive(horizon=horizon)
     cues = set()
     for seed in range(20):

@@ -69,7 +69,7 @@ def test_the_recipe_turns_texts_into_numbers(space: Any) -> None:
         env.close()
 
 
-def test_environments_with_a_batch_axis_of_their_own() -> None:
+def test_environments_with_their_own_batch_axis_may_have_a_vocabulary() -> None:
     make = partial(gym.vector.SyncVectorEnv, [MissionEnv] * 2, autoreset_mode=AutoresetMode("SameStep"))
     env = AlreadyVectorizedEnv([EnvSpec(make, vocabulary=Tokens(WORDS, 6))] * 2)
     assert env.reset(seed=4)[0]["mission"].tolist() == [GO_TO_ROOM_4_0, [2, 3, 4, 1, 6, 7]]

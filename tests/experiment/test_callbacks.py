@@ -52,7 +52,7 @@ class Counter(Callback):
         self.num_epochs = state["num_epochs"]
 
 
-def test_the_hooks_of_a_run_come_in_order(tmp_path: Path) -> None:
+def test_the_hooks_of_a_run_are_called_in_order(tmp_path: Path) -> None:
     recorder = Recorder()
     run(make_experiment(tmp_path, callbacks=[recorder], ckpt_interval=1))
     epoch = "on_epoch_start {0}|on_eval_start {0}|on_eval_end {0}|before_play_steps {0}|after_train {0}"
@@ -75,7 +75,7 @@ def test_the_hooks_of_a_run_come_in_order(tmp_path: Path) -> None:
     assert recorder.calls == expected
 
 
-def test_the_hooks_of_a_stop_and_a_resume(tmp_path: Path) -> None:
+def test_the_hooks_of_a_stop_and_a_resume_are_called(tmp_path: Path) -> None:
     recorder = Recorder()
     exp = make_experiment(tmp_path, callbacks=[recorder], val_interval=None)
     exp.start()

@@ -106,7 +106,7 @@ SIGHTS = {  # queries, window, first timesteps of episodes, ages in keys before 
     ("kernel", "num_queries"), [(sdpa, 4), (None, 512)]
 )  # `num_queries` is the block size of the formula
 @pytest.mark.parametrize("has_sink", [False, True])
-def test_heads_of_all_kinds_read_what_their_equations_say(
+def test_heads_of_all_kinds_follow_their_equations(
     case: str,
     kernel: attention.Kernel | None,
     num_queries: int,

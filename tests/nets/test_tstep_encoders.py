@@ -276,7 +276,7 @@ def test_repeated_texts_are_read_once_with_the_same_result() -> None:
 # ---- kinds of observations, and what is refused ----
 
 
-def test_kinds_of_observations() -> None:
+def test_kinds_of_observations_follow_from_their_spaces() -> None:
     kinds = {key: kind_of(space) for key, space in EVERYTHING.spaces.items()}
     expected = {"camera": "image", "depth": "image", "grey": "image", "map": "map", "mission": "tokens"}
     assert kinds == {key: expected.get(key, "flat") for key in kinds}

@@ -89,7 +89,7 @@ def test_a_list_of_seeds_must_have_one_per_row(opened: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "fork"])
-def test_box_actions_and_nested_observations(kind: str, opened: Any) -> None:
+def test_box_actions_and_nested_observations_are_supported(kind: str, opened: Any) -> None:
     obs_space = gym.spaces.Dict(
         {
             "image": gym.spaces.Box(0, 255, (2, 2, 3), np.uint8),
