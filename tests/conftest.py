@@ -34,7 +34,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("repeatable")
 
-# These tests start several processes, which would slow each other down, or fork all from one server.
+# These tests start several processes, which would slow each other down, or fork from one shared server.
 STARTING_PROCESSES = tuple(
     f"tests/{place}"
     for place in (
