@@ -1,4 +1,4 @@
-"""The comparison with other libraries gives all sides the same settings; runs none of them."""
+"""The comparison with other libraries uses the same settings for all; no training."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 RATES = {"loxodon": 300.0, "skrl": 100.0}  # env steps per second
 OURS, THEIRS = 40.0, 30.0  # returns
-STEPS = [2048, 4096, 5120]  # where runs of 5 rollouts are evaluated, every 2
+STEPS = [2048, 4096, 5120]  # evaluations every 2 of 5 rollouts
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def skrl_case(bench: ModuleType) -> Any:
 
 
 class FakeRunner:
-    """Trains nothing: answers as the processes do, and remembers what they were told."""
+    """Trains nothing: returns the output of the processes and records their arguments."""
 
     def __init__(self) -> None:
         self.ours: list[dict[str, str]] = []
@@ -66,7 +66,7 @@ def measured(bench: ModuleType, seeds: list[int], systems: list[str]) -> tuple[d
     return bench.measure_case(case, case.settings, seeds, systems, Path("python"), runner), runner
 
 
-def test_rates_leave_evaluations_out_and_every_seed_runs_once_per_system(bench: ModuleType) -> None:
+def test_rates_exclude_evaluations_and_every_seed_runs_once_per_system(bench: ModuleType) -> None:
     result, runner = measured(bench, [3, 4], ["loxodon", "skrl"])
     assert {name: found["env_steps_per_s"] for name, found in result["systems"].items()} == RATES
     ours = result["systems"]["loxodon"]["returns"]
@@ -76,7 +76,7 @@ def test_rates_leave_evaluations_out_and_every_seed_runs_once_per_system(bench: 
     json.dumps(result)
 
 
-def test_both_sides_get_the_same_settings(bench: ModuleType) -> None:
+def test_all_systems_get_the_same_settings(bench: ModuleType) -> None:
     _, runner = measured(bench, [0], ["loxodon", "skrl"])
     told, given = runner.ours[0], runner.peers[0]
     same = {
@@ -121,7 +121,7 @@ def test_runs_evaluated_at_other_steps_are_not_compared(bench: ModuleType) -> No
 
 
 class Countdown(gym.Env[np.ndarray, int]):
-    """Pays 1 per step, and lasts `length` steps."""
+    """Gives reward 1 per step, and lasts `length` steps."""
 
     observation_space = gym.spaces.Box(0.0, 9.0, (3,), np.float32)
     action_space = gym.spaces.Discrete(2)  # type: ignore[assignment]

@@ -42,7 +42,7 @@ from .fakes import make_experiment, metrics, run
         ("multi", partial(PPOAgent, value_norm="running"), 100),
     ],
 )
-def test_an_imitating_agent_is_good_before_ppo_begins_and_ppo_goes_on(
+def test_an_imitating_agent_is_good_before_ppo_begins_and_ppo_continues(
     tmp_path: Path, kind: str, agent: Any, num_batches: int
 ) -> None:
     made = stage(demos(kind), num_batches=num_batches)
@@ -57,7 +57,7 @@ def test_an_imitating_agent_is_good_before_ppo_begins_and_ppo_goes_on(
         untrained = run(make_ppo(tmp_path / "other", kind, agent_type=agent))
         assert metrics(untrained.run_dir)[0]["val/return"] < 0.7 * STEPS
         rows = [row for row in metrics(exp.run_dir) if "pretrain-update/value" in row]
-        # 8 rewards of 1 each, discounted: the mean of sum_k 0.99^k over what is left of an episode
+        # The expected value is the mean of sum_k 0.99^k over the rewards left in an episode of 8.
         expected = np.mean([sum(0.99**k for k in range(left)) for left in range(1, STEPS + 1)])
         assert abs(rows[0]["pretrain-update/value"] - expected) > 1.0
         assert abs(rows[-1]["pretrain-update/value"] - expected) < 0.7
@@ -75,7 +75,9 @@ def test_a_resumed_run_does_not_pretrain_again(tmp_path: Path) -> None:
     assert sum("pretrain/loss" in row for row in metrics(again.run_dir)) == 1
 
 
-def test_a_stop_keeps_nothing_half_done_and_resuming_gives_the_same_run(tmp_path: Path) -> None:
+def test_a_stop_during_pretraining_saves_nothing_of_it_and_resuming_gives_the_same_run(
+    tmp_path: Path,
+) -> None:
     whole = run(make_ppo(tmp_path / "whole", callbacks=[stage(num_batches=40)]))
     stopped = make_ppo(tmp_path / "parts", callbacks=[stage(num_batches=40)])
     stopped.start()
@@ -107,7 +109,7 @@ def test_a_test_run_pretrains_a_little(tmp_path: Path) -> None:
     assert [row["pretrain/updates"] for row in metrics(exp.run_dir) if "pretrain/updates" in row] == [2]
 
 
-def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_impossible_settings_are_refused(tmp_path: Path) -> None:
     for changes in ({"num_batches": 0}, {"learning_rate": 0.0}):
         ((name, value),) = changes.items()
         with pytest.raises(ValueError, match=rf"{name} is {value!r}.*Fix:"):
@@ -185,7 +187,7 @@ def test_a_warm_start_takes_the_encoders_of_an_off_policy_run_and_lists_the_rest
     exp.close()
 
 
-def test_warm_starts_that_cannot_be_are_refused(tmp_path: Path) -> None:
+def test_impossible_warm_starts_are_refused(tmp_path: Path) -> None:
     base = off_policy_run(tmp_path, epochs=0)
     path = str(base.checkpoints.root / "latest" / "policy.safetensors")
     wider = partial(FFTstepEncoder, n_layers=3, d_hidden=8, d_output=8, normalize_inputs=False)
@@ -202,10 +204,10 @@ def test_warm_starts_that_cannot_be_are_refused(tmp_path: Path) -> None:
         make_ppo(tmp_path, **{"WarmStart.source": str(tmp_path / "none")}).start()
 
 
-# ---- from one kind of agent to the other, through files ----
+# ---- from one kind of agent to the other through files ----
 
 
-def test_what_ppo_stores_is_learned_from_by_both_kinds_of_agents(tmp_path: Path) -> None:
+def test_both_kinds_of_agents_learn_from_the_data_that_ppo_stores(tmp_path: Path) -> None:
     teed = run(make_ppo(tmp_path, run_name="teed", dataset=DiskTrajDataset(), epochs=2))
     files = list((tmp_path / "teed" / "buffer" / "fifo").iterdir())
     assert files

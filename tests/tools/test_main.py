@@ -1,4 +1,4 @@
-"""The command `loxodon`: what its words lead to, the list of presets, and completion in a shell."""
+"""The command `loxodon`: its subcommands, the list of presets, and shell completion."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_help_and_presets_need_no_torch() -> None:
         (["--config", "tmaze", "Experiment.epoch=3"], 2, "Did you mean 'epochs'? Fix: "),
     ],
 )
-def test_what_cannot_be_done_is_one_message(
+def test_impossible_commands_are_one_message(
     words: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
@@ -52,7 +52,7 @@ def test_what_cannot_be_done_is_one_message(
 
 
 @pytest.mark.parametrize("words", [["run"], []])
-def test_run_is_also_what_no_command_means(
+def test_run_is_the_default_command(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -61,7 +61,7 @@ def test_run_is_also_what_no_command_means(
     assert main([*words, "--config", "tiny.gin", "--seed", "1", "Experiment.verbose=False"]) == 0
     again = "try another seed    loxodon run --config tiny.gin Experiment.verbose=False --seed 2"
     assert again in capsys.readouterr().out
-    assert main(["status", "runs/tiny"]) == 0  # it has finished
+    assert main(["status", "runs/tiny"]) == 0  # the run has finished
     assert main(["data", "ls", "runs/tiny"]) == 0
 
 
@@ -119,7 +119,7 @@ def test_run_is_also_what_no_command_means(
         ("status . --jsn", 2, "unrecognized arguments: --jsn. Did you mean '--json'"),
     ],
 )
-def test_words_are_checked_before_torch_is_imported(
+def test_arguments_are_checked_before_torch_is_imported(
     typed: str, status: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(name: str) -> None:
@@ -140,7 +140,7 @@ def test_words_are_checked_before_torch_is_imported(
     ("started", "shown"),
     [
         ("/venv/bin/loxodon", "loxodon run"),
-        ("-c", "loxodon run"),  # a run of --seeds that the command has started
+        ("-c", "loxodon run"),  # a run of --seeds that the command started
         ("examples/run.py", "python examples/run.py"),
         (
             str(Path(command.__file__).with_name("__main__.py")),
@@ -148,14 +148,14 @@ def test_words_are_checked_before_torch_is_imported(
         ),
     ],
 )
-def test_commands_to_go_on_with_begin_as_what_was_typed(
+def test_printed_commands_begin_with_the_program_that_was_typed(
     started: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", [started])
     assert program_name() == shown
 
 
-def test_the_check_of_words_needs_no_torch() -> None:
+def test_parsing_arguments_needs_no_torch() -> None:
     code = "import sys; from loxodon.tools.arguments import parse_run; parse_run(['tmaze', '--seed', '1'])"
     code += "; assert not {'torch', 'gin', 'numpy'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -175,7 +175,7 @@ def test_presets_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         assert part in text
 
 
-def test_presets_are_printed_with_the_places_of_their_parts_or_as_json(
+def test_presets_are_printed_with_the_paths_of_their_parts_or_as_json(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["presets", "tmaze_pixels"]) == 0
@@ -183,7 +183,7 @@ def test_presets_are_printed_with_the_places_of_their_parts_or_as_json(
     assert Path(include.partition("#")[2].strip()).is_file()
     assert main(["presets", "--json"]) == 0
     presets = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
-    assert presets["tmaze_pixels"]["encoder"] == "transformer_small"  # of what it includes
+    assert presets["tmaze_pixels"]["encoder"] == "transformer_small"  # set in an included file
     assert presets["ppo/cartpole"]["measured"].startswith("return 475 after")
 
 

@@ -1,4 +1,4 @@
-"""Choosing a mode."""
+"""The choice of a mode."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def test_async_halves_must_alternate(opened: Any) -> None:
         (0, {"mode": "sync"}, r"no environments.*parallel_actors"),
     ],
 )
-def test_wrong_choices(num_envs: int, kwargs: dict[str, Any], words: str) -> None:
+def test_impossible_choices_are_refused(num_envs: int, kwargs: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make_vector_env([EnvSpec(ScriptedEnv)] * num_envs, **kwargs)
