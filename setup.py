@@ -62,7 +62,7 @@ setup(
         "accelerate>=1.0",
         "einops>=0.7",
         "gin-config>=0.5",
-        "gymnasium>=1.0",
+        "gymnasium>=1.1",
         "numpy>=1.26",
         "psutil>=5.9",
         "rich>=13",

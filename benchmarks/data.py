@@ -33,15 +33,13 @@ from loxodon.data import BatchLoader, DiskTrajDataset, Trajectory, save_trajecto
 ROOT = Path(__file__).resolve().parents[1]
 OBS_DIM, NUM_ACTIONS, SEQ_LEN, BATCH = 16, 4, 128, 24
 SETS = {"short": (1000, 200), "long": (200, 10_000)}
-FORMATS = ("npz", "npz-compressed", "traj")
+FORMATS = ("npz", "npz-compressed")
 NUM_REFRESH_FILES, NUM_EPOCHS = 100_000, 200
 MAX_REFRESH_S, MAX_GROWTH = 0.2, 1.05
 # Required windows per second with 0 loader workers.
 TARGETS = {
     ("short", "npz"): 15_000,
     ("long", "npz"): 15_000,
-    ("short", "traj"): 15_000,
-    ("long", "traj"): 15_000,
     ("short", "npz-compressed"): 5_000,
     ("long", "npz-compressed"): 1_000,
 }

@@ -25,7 +25,7 @@ import numpy as np
 
 from loxodon.data import DiskTrajDataset, Trajectory, TrajectoryWriter, load_trajectory
 
-FORMATS = ("npz", "npz-compressed", "traj")
+FORMATS = ("npz", "npz-compressed")
 NUM_ENVS, SAVE_EVERY, MAX_SEQ_LEN, NUM_OBS = 4, (20, 200), 32, 16
 START_TIMEOUT_S, MAX_LIFE_S = 60.0, 0.4
 

@@ -1,15 +1,13 @@
 """Comparison of PPO with skrl and sb3-contrib: env steps per second, and return at equal steps. Prints JSON.
 
-    python benchmarks/peers_ppo.py                                    # all cases, seeds 0 1 2
+    python benchmarks/peers_ppo.py > benchmarks/results/peers_ppo.json    # all cases, seeds 0 1 2
     python benchmarks/peers_ppo.py cartpole --seeds 0 --systems skrl --steps 20000
 
 The peers are installed into a separate virtual environment (--venv), with constraints.txt. Every run is a
 process: examples/run.py for Loxodon, peers/*.py for the others, all with the same `Settings`. Rates cover
 collecting and learning, without imports, the creation of environments, and evaluations. Loxodon's rate is
 computed from time/collect_s and time/learn_s, which exclude logs and checkpoints, because the peers write
-none. Returns are those of greedy policies in separate environments, over at least 20 episodes. Every peer is
-run with --threads torch threads and with one thread, and the faster one counts. A full run also writes
-benchmarks/results/peers_ppo.json.
+none. Returns are those of greedy policies in separate environments, over at least 20 episodes.
 """
 
 from __future__ import annotations
@@ -200,52 +198,19 @@ def with_rate(settings: Settings, curve: list[dict[str, float]]) -> dict[str, An
         )
     return {
         "seed": settings.seed,
-        "threads": settings.threads,
         "env_steps_per_s": round(steps[-1] / curve[-1]["seconds"], 1),
         "curve": curve,
     }
 
 
 def summarize(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over seeds, for the faster number of threads."""
-    rates = {
-        threads: statistics.median(run["env_steps_per_s"] for run in runs if run["threads"] == threads)
-        for threads in {run["threads"] for run in runs}
-    }
-    best = max(rates, key=lambda threads: rates[threads])
-    chosen = [run["curve"] for run in runs if run["threads"] == best]
+    """Medians over seeds."""
     returns = [
-        {
-            "env_steps": points[0]["env_steps"],
-            "return": statistics.median(point["return"] for point in points),
-        }
-        for points in zip(*chosen, strict=True)
+        {"env_steps": points[0]["env_steps"], "return": statistics.median(one["return"] for one in points)}
+        for points in zip(*(run["curve"] for run in runs), strict=True)
     ]
-    return {
-        "threads": best,
-        "env_steps_per_s": rates[best],
-        "env_steps_per_s_by_threads": rates,
-        "returns": returns,
-        "runs": runs,
-    }
-
-
-def ratios(systems: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Loxodon's speed over that of each peer, and its difference in return at equal env steps."""
-    if OURS not in systems:
-        return {}
-    ours = systems[OURS]
-    return {
-        name: {
-            "env_steps_per_s": round(ours["env_steps_per_s"] / system["env_steps_per_s"], 3),
-            "return_difference": [
-                round(mine["return"] - theirs["return"], 2)
-                for mine, theirs in zip(ours["returns"], system["returns"], strict=True)
-            ],
-        }
-        for name, system in systems.items()
-        if name != OURS
-    }
+    rate = statistics.median(run["env_steps_per_s"] for run in runs)
+    return {"env_steps_per_s": rate, "returns": returns, "runs": runs}
 
 
 def measure_case(
@@ -258,17 +223,12 @@ def measure_case(
         if OURS in names:
             runs.setdefault(OURS, []).append(run_ours(case, now, run))
         for name, peer in case.peers.items():
-            for threads in sorted({1, settings.threads}) if name in names else ():
-                runs.setdefault(name, []).append(run_peer(peer, replace(now, threads=threads), python, run))
+            if name in names:
+                runs.setdefault(name, []).append(run_peer(peer, now, python, run))
         for name, found in runs.items():
             print(f"seed {seed}, {name}: {found[-1]['env_steps_per_s']} env steps/s", file=sys.stderr)
     systems = {name: summarize(found) for name, found in runs.items()}
-    return {
-        "settings": asdict(settings),
-        "configs": case.configs,
-        "systems": systems,
-        "ours_over": ratios(systems),
-    }
+    return {"settings": asdict(settings), "configs": case.configs, "systems": systems}
 
 
 def install_peers(venv: Path, pip_args: list[str], run: Run) -> Path:
@@ -294,7 +254,7 @@ def parse() -> argparse.Namespace:
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
     add("--steps", type=int, help="env steps of each run, where fewer than the case has")
-    add("--threads", type=int, default=2, help="torch threads of each run")
+    add("--threads", type=int, default=1, help="torch threads of each run")
     add("--venv", type=Path, default=default_venv, help="where the peers are installed")
     add("--pip-args", default="", help="of that installation, such as an index with a CPU build of torch")
     return parser.parse_args()
@@ -312,11 +272,7 @@ def main() -> None:
         results["cases"][name] = measure_case(
             CASES[name], settings, args.seeds, args.systems, python, run_process
         )
-    text = json.dumps(results, indent=1)
-    print(text)
-    is_full = set(names) == set(CASES) and args.seeds == [0, 1, 2] and args.steps is None
-    if is_full and set(args.systems) == set(SYSTEMS):
-        (ROOT / "benchmarks" / "results" / "peers_ppo.json").write_text(text + "\n", encoding="utf-8")
+    print(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -311,7 +311,7 @@ def parse() -> argparse.Namespace:
     add("--repeats", type=int, default=3, help="of each workload with --all")
     add("--env", choices=("cartpole", "tmaze", "popgym_repeat", "slow", "null"), default="cartpole")
     add("--encoder", choices=tuple(ENCODERS), default="transformer")
-    add("--mode", choices=("sync", "async", "auto"), default="sync")
+    add("--mode", choices=("sync", "async"), default="sync")
     add("--context", type=int, default=128, help="timesteps attention reaches back")
     add("--num-envs", type=int, default=12)
     add("--prefill", action="store_true", help="begin with a full context")

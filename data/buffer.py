@@ -385,7 +385,7 @@ class Buffer:
         elif not self._has_warned:
             self._has_warned = True
             _logger.warning(
-                "%s contains %r, which is not named <env>_<id>_<unix time>.npz or .traj, so it is ignored. "
+                "%s contains %r, which is not named <env>_<id>_<unix time>.npz, so it is ignored. "
                 "Fix: rename it or move it away.",
                 folder,
                 name,

@@ -142,13 +142,6 @@ class RLDataset(ABC):
         """Hide what an earlier run of the same name left in this run's own folder. Returns how much."""
         return 0
 
-    def fingerprint(self) -> str | None:
-        """A text that changes with the data and with how they are drawn; None where that is not known.
-
-        Files count by name and size, as of the last refresh; the folder does not, so a copy is the same.
-        """
-        return None
-
     def close(self) -> None:  # noqa: B027 (optional hook)
         """Let go of locks and open files."""
 

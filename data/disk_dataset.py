@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -309,15 +308,6 @@ class DiskTrajDataset(RLDataset):
         if self._is_named:
             return 0
         return self.set_aside_newer({"newest": None, "num_fifo_files": 0})
-
-    def fingerprint(self) -> str | None:
-        """Names and sizes of the files as of the last refresh; None with a relabeler or another sampler."""
-        sampler = self.sampler
-        if type(sampler) is not Sampler or self.relabeler is not None:
-            return None
-        self._buffer.measure_sizes()
-        files = sorted([file.name, self._buffer.sizes[file.path]] for file in self._buffer.files)
-        return json.dumps([type(self).__name__, sampler.sample_by, sampler.recent_fraction, files])
 
     def close(self) -> None:
         """Let another process manage the folder, and let go of opened files. Using it again is possible."""

@@ -65,8 +65,4 @@ class WrongValueError(ValueError):
 
 
 class FormatError(Exception):
-    """What a format's own reader found wrong; the caller, who knows the file, makes the error above of it."""
-
-    def __init__(self, text: str, fix: str = "move the file out of the folder or delete it.") -> None:
-        super().__init__(text)
-        self.fix = fix
+    """What a reader found wrong; its caller, who knows the file, makes a BrokenTrajectoryError of it."""

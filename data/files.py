@@ -20,11 +20,10 @@ from .errors import BrokenTrajectoryError, FormatError, check_choice
 from .foreign import OBS_PREFIX, arrays_of, from_arrays, to_arrays
 from .npz import pack_npz, read_npz
 from .rows import Bytes, OpenFile, StoredRows, whole
-from .traj import MAGIC_OF_VERSION_1, is_traj, pack_traj, read_traj
 from .trajectory import Trajectory
 from .values import find_bad_value
 
-FILE_FORMATS = ("npz", "npz-compressed", "traj")
+FILE_FORMATS = ("npz", "npz-compressed")
 TEMPORARY_SUFFIX = ".tmp"
 KEEP_OPEN_ABOVE_BYTES = 128 << 10  # windows of larger files are read one by one, smaller files at once
 _JOINED_BYTES = 16 << 20
@@ -32,25 +31,24 @@ _OBJECT_BYTES = 4096  # what the Python objects of one opened file take, roughly
 _MAX_ENV_NAME_LENGTH = 150  # a file name may have 255 bytes
 _MAX_COMMENT_CHARS = 10_000  # of an archive, 65,535 bytes of JSON at most
 _NOT_REGULAR = "it is no regular file, but a pipe, a socket or a device"
-_NAME = re.compile(r"(?P<env>.+)_(?P<id>[0-9A-Za-z]+)_(?P<time>\d+(\.\d+)?)\.(npz|traj)")
+_NAME = re.compile(r"(?P<env>.+)_(?P<id>[0-9A-Za-z]+)_(?P<time>\d+(\.\d+)?)\.npz")
 
 
 class TrajectoryName(NamedTuple):
-    """The parts of a file name, `<env>_<id>_<unix time>.<npz or traj>`; `<env>` may contain underscores."""
+    """The parts of a file name, `<env>_<id>_<unix time>.npz`; `<env>` may contain underscores."""
 
     env_name: str
     traj_id: str
     unix_time: float  # seconds
 
 
-def format_name(env_name: str, traj_id: str, unix_time: float, save_as: str = "npz") -> str:
+def format_name(env_name: str, traj_id: str, unix_time: float) -> str:
     """Return the file name of a trajectory.
 
     Characters of the environment's name that are unsafe in file names become dashes, and so do underscores,
     because AMAGO 3.x splits file names there. The files themselves keep the name as it is.
     """
-    suffix = "traj" if save_as == "traj" else "npz"
-    return f"{_safe_env_name(env_name)}_{traj_id}_{unix_time:.6f}.{suffix}"
+    return f"{_safe_env_name(env_name)}_{traj_id}_{unix_time:.6f}.npz"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -70,14 +68,14 @@ def save_trajectory(folder: Path, traj: Trajectory, *, save_as: str, traj_id: st
     The data goes to a name that ends in `.tmp`, which readers ignore, and is renamed when complete. It is not
     forced to the physical disk: a killed process leaves no partial file, a power cut may.
 
-    Both npz formats can be read by AMAGO 3.x. What is not carried over there: the policy version and extras
+    AMAGO 3.x can read both formats. What is not carried over there: the policy version and extras
     (members that it does not look for), the difference between discrete and continuous actions, and
     characters of the environment's name that became dashes in the file name.
 
     Args:
         folder: existing folder.
         traj: what to write; observations keep their dtypes.
-        save_as: "npz", "npz-compressed" or "traj".
+        save_as: "npz" or "npz-compressed".
         traj_id: 8 hexadecimal digits.
         unix_time: seconds; orders the files of a folder.
 
@@ -88,16 +86,12 @@ def save_trajectory(folder: Path, traj: Trajectory, *, save_as: str, traj_id: st
         OSError: If it could not be written; then nothing is left behind.
     """
     check_choice("Experiment.save_trajs_as", save_as, FILE_FORMATS)
-    path = f"{folder}/{format_name(traj.env_name, traj_id, unix_time, save_as)}"  # costs less than a Path
+    path = f"{folder}/{format_name(traj.env_name, traj_id, unix_time)}"  # costs less than a Path
     temporary = path + TEMPORARY_SUFFIX
-    arrays = to_arrays(traj)
-    if save_as == "traj":
-        parts = pack_traj(arrays, traj.env_name)
-    else:
-        comment = b""
-        if _safe_env_name(traj.env_name) != traj.env_name:
-            comment = json.dumps({"env_name": traj.env_name[:_MAX_COMMENT_CHARS]}).encode()
-        parts = pack_npz(arrays, comment, save_as == "npz-compressed")
+    comment = b""
+    if _safe_env_name(traj.env_name) != traj.env_name:
+        comment = json.dumps({"env_name": traj.env_name[:_MAX_COMMENT_CHARS]}).encode()
+    parts = pack_npz(to_arrays(traj), comment, save_as == "npz-compressed")
     if sum(map(len, parts)) <= _JOINED_BYTES:
         parts = [b"".join(parts)]  # few system calls: on a background thread, each waits for the interpreter
     try:
@@ -117,7 +111,7 @@ class _Opened(NamedTuple):
 
 
 def load_trajectory(path: str | Path) -> Trajectory:
-    """Read one file of any format; the arrays are read-only.
+    """Read one file; the arrays are read-only.
 
     Files by AMAGO 3.x, older ones of ours and others that have the arrays of a trajectory are brought to our
     dtypes and shapes.
@@ -131,7 +125,7 @@ def load_trajectory(path: str | Path) -> Trajectory:
 
 
 def check_file(path: str | Path) -> Trajectory:
-    """Read a file, compare it with its checksums, which every format has, and look at all its values.
+    """Read a file, compare it with its checksums, and look at all its values.
 
     Loading a file does not do this. Returns and raises like load_trajectory; values that cannot be trained on
     make a file a broken one.
@@ -156,8 +150,8 @@ def format_error(path: str | Path, error: FormatError) -> BrokenTrajectoryError:
     with contextlib.suppress(OSError):
         size = f" ({os.stat(path).st_size} bytes)"  # noqa: PTH116 (a str is as good as a Path)
     return BrokenTrajectoryError(
-        f"{path}{size} is not a readable trajectory file: {error}. Allowed is a complete file in one of the "
-        f"formats {', '.join(FILE_FORMATS)}, of plain (never pickled) arrays. Fix: {error.fix}"
+        f"{path}{size} is not a readable trajectory file: {error}. Allowed is a complete .npz archive "
+        "of plain (never pickled) arrays. Fix: move the file out of the folder or delete it."
     )
 
 
@@ -168,17 +162,9 @@ def _open(path: str, *, is_checked: bool = False, keeps_open: bool = False) -> _
         source: Bytes = file
         if not keeps_open or len(file) <= KEEP_OPEN_ABOVE_BYTES:
             source = file[:]
-        arrays: dict[str, Any]
-        env_name: str | None
-        if source[:2] == b"PK":
-            arrays, env_name = read_npz(source, is_checked=is_checked)
-        elif is_traj(source):
-            arrays, env_name = read_traj(source, is_checked=is_checked)
-        elif source[: len(MAGIC_OF_VERSION_1)] == MAGIC_OF_VERSION_1:
-            fix = "with that Loxodon, loxodon data convert FOLDER NEW_FOLDER --to npz"
-            raise FormatError("it is a .traj file of version 1, which an earlier Loxodon wrote", fix)
-        else:
-            raise FormatError(f"it begins with {source[:8]!r}, like neither an .npz nor a .traj file")
+        if source[:2] != b"PK":
+            raise FormatError(f"it begins with {source[:8]!r}, unlike an .npz file")
+        arrays, env_name = read_npz(source, is_checked=is_checked)
         if env_name is None:
             parsed = parse_name(os.path.basename(path))  # noqa: PTH119 (a fifth of the time)
             env_name = parsed.env_name if parsed else "env"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 
 import gin
 import numpy as np
 
 from .dataset import RLDataset
-from .foreign import arrays_of, load_episodes
+from .foreign import load_episodes
 from .relabeling import Relabeler
 from .sampling import Sampler
 from .trajectory import Layout, Trajectory
@@ -144,17 +142,3 @@ class MemoryTrajDataset(RLDataset):
 
     def on_end_of_collection(self) -> dict[str, float]:
         return {"total_trajs": float(self.num_trajs), "total_timesteps": float(self.num_timesteps)}
-
-    def fingerprint(self) -> str | None:
-        """A digest of all arrays; None with a relabeler or another sampler."""
-        sampler = self.sampler
-        if type(sampler) is not Sampler or self.relabeler is not None:
-            return None
-        digest = hashlib.sha256()
-        for traj in self._trajs:
-            digest.update(f"{traj.layout} {len(traj)}".encode())
-            for array in arrays_of(traj):
-                digest.update(array.tobytes())
-        return json.dumps(
-            [type(self).__name__, sampler.sample_by, sampler.recent_fraction, digest.hexdigest()]
-        )

@@ -19,7 +19,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import gin
 import numpy as np
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 ENV_NAME_KEY, POLICY_KEY = "loxodon_env_name", "loxodon_policy_version"  # of the metadata of an episode
 CACHE_FOLDER = "loxodon-cache"
-_CONVERSION = 4  # raise it when the same episode would become another file
-_CACHE_FORMAT = "traj"
+_CONVERSION = 5  # raise it when the same episode would become another file
 _CONVERTING = ".loxodon-converting-"  # prefix of unfinished conversions; nobody else's folders have it
 _STALE_S = 86_400.0
 _EPISODES_AT_ONCE = 32  # in memory during an export
@@ -125,7 +124,7 @@ class EpisodeCodec:
         rews = np.asarray(source.rewards, np.float32).reshape(-1, 1)
         try:
             obs = {
-                leaf.key: np.asarray(leaf.convert(value, len(rews) + 1)).astype(leaf.dtype, copy=False)
+                leaf.key: np.asarray(leaf.convert(value, len(rews) + 1), leaf.dtype)
                 for leaf, value in zip(self.leaves, self._layout.values(source.observations), strict=True)
             }
             for leaf in self.leaves:
@@ -358,7 +357,7 @@ def _converted(dataset: Any, cache_root: str | None) -> Path:
         ) from error
     try:
         (temporary / "buffer" / "fifo").mkdir(parents=True)
-        import_episodes(dataset, temporary / "buffer" / "protected", _CACHE_FORMAT)
+        import_episodes(dataset, temporary / "buffer" / "protected", "npz")
         temporary.chmod(0o755)  # mkdtemp makes it private; others may share the dataset
         try:
             temporary.rename(target)
@@ -373,22 +372,12 @@ def _converted(dataset: Any, cache_root: str | None) -> Path:
 # ---- from trajectory files to a Minari dataset: pieces are joined to whole episodes ----
 
 
-class ExportReport(NamedTuple):
-    """What an export wrote."""
-
-    num_episodes: int
-    num_timesteps: int  # transitions
-    num_joined: int  # files that were joined to the one before
-    num_headless: int  # episodes whose beginning is not among the files
-    num_truncated: int  # episodes without termination, which are marked as truncated at their last step
-
-
 def export_minari(
     paths: Sequence[Path],
     dataset_id: str,
     env_id: str | None = None,
     track: Track = iter,
-) -> ExportReport:
+) -> tuple[int, int]:
     """Make a new Minari dataset of trajectory files.
 
     Images are stored without loss. An episode remembers its environment name and policy version.
@@ -400,6 +389,8 @@ def export_minari(
             observations are unbounded and actions stay as the policy gave them: indices from 0, or numbers in
             [-1, 1].
         track: may show progress, once per reading of the files; see Track.
+
+    Returns: numbers of episodes and of their transitions.
 
     Raises:
         ImportError: If `minari` is not installed.
@@ -415,7 +406,7 @@ def export_minari(
     codec = EpisodeCodec(options["observation_space"], options["action_space"])
     make_buffer = importlib.import_module("minari.data_collector").EpisodeBuffer
     dataset = None
-    num_timesteps = num_headless = num_truncated = 0
+    num_timesteps = 0
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about optional metadata, such as an e-mail address
@@ -432,13 +423,10 @@ def export_minari(
                 metadata = [_metadata_of(traj) for traj in some]
                 dataset.storage.update_episode_metadata(metadata, range(first, first + len(some)))
                 num_timesteps += sum(map(len, some))
-                num_headless += sum(traj.time_idxs[0, 0] > 0 for traj in some)
-                num_truncated += sum(not traj.dones[-1, 0] for traj in some)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    num_joined = len(paths) - len(episodes)
-    return ExportReport(len(episodes), num_timesteps, num_joined, num_headless, num_truncated)
+    return len(episodes), num_timesteps
 
 
 def _new_dataset_folder(dataset_id: str) -> Path:

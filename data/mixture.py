@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -148,12 +147,6 @@ class MixtureOfDatasets(RLDataset):
     def delete(self) -> None:
         for dataset in self._takers():
             dataset.delete()
-
-    def fingerprint(self) -> str | None:
-        """Those of the datasets, and the weights; None if one of them has none."""
-        parts = [dataset.fingerprint() for dataset in self.datasets]
-        weights = self._final.tolist(), self._initial.tolist(), self.smooth_sudden_starts
-        return None if None in parts else json.dumps([type(self).__name__, parts, weights])
 
     def close(self) -> None:
         with contextlib.ExitStack() as stack:  # all, also if one fails

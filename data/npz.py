@@ -64,7 +64,7 @@ def pack_npz(arrays: Mapping[str, Array], comment: bytes = b"", is_compressed: b
     if num_bytes > MAX_BYTES:
         raise ValueError(
             f"A trajectory of {num_bytes:,} bytes is too large for an npz file, which takes {MAX_BYTES:,}. "
-            "Fix: set Experiment.save_trajs_as = 'traj', or Experiment.traj_save_len lower."
+            "Fix: set Experiment.traj_save_len lower."
         )
     method = _DEFLATED if is_compressed else _STORED
     parts: list[Any] = []

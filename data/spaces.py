@@ -204,12 +204,12 @@ class ObsLeaf:
     def convert(self, value: Any, num_rows: int | None = None) -> Any:
         """A raw value, or those of `num_rows` environments, in a form that can be stored in a column.
 
-        Returns: an array of `shape`, with `num_rows` in front, starting at zero, whose dtype may differ from
-            that of the column, but whose values are the same in both apart from rounding of floats; a string
-            or an object array for text; an int is possible for Discrete.
+        Returns: an array of `shape`, with `num_rows` in front, starting at zero, in the dtype of the column
+            or another whose values fit into it; a string or an object array for text; an int is possible for
+            Discrete.
 
-        Raises: WrongValueError for a wrong shape, for what is not numbers, and for numbers that the dtype of
-            the column cannot hold.
+        Raises: WrongValueError for a wrong shape, for what is not numbers, and for whole numbers that the
+            dtype of the column cannot hold. Floats that are too large for it become infinite.
         """
         if num_rows is None and (found := self._usual(value)) is not None:
             return found
@@ -220,8 +220,8 @@ class ObsLeaf:
             value = self._encoded(value)
         array = self._array(value, (*lead, *self.shape))
         if self.dtype.kind == "f":
-            self._check_overflow(array)
-            return array
+            with np.errstate(over="ignore"):  # `check` finds what has become infinite
+                return array.astype(self.dtype, copy=False)
         exact = self._exact(array, self.dtype if self.offset is None else np.dtype(np.int64))
         return exact if self.offset is None else exact - self.offset
 
@@ -328,17 +328,6 @@ class ObsLeaf:
             )
         return cast
 
-    def _check_overflow(self, array: np.ndarray) -> None:
-        """Raise WrongValueError if a finite number of the array is infinite in the dtype of the column."""
-        limit = self._largest_square
-        is_wide = array.dtype.kind == "f" and array.dtype.itemsize > self.dtype.itemsize
-        if limit is None or not is_wide or np.vdot(array, array) < limit:
-            return
-        is_wrong = np.asarray((np.abs(array) > math.sqrt(limit)) & np.isfinite(array))
-        if is_wrong.any():
-            row, place = _first(is_wrong)
-            raise self._too_large(array[place], row)
-
     def _check_finite(self, values: np.ndarray) -> None:
         assert self._largest_square is not None  # these are floats
         # NaN and infinity spread. This takes a fraction of the time of all().
@@ -347,19 +336,7 @@ class ObsLeaf:
         is_wrong = ~(np.abs(values) <= math.sqrt(self._largest_square))
         if is_wrong.any():  # otherwise only the squares are too large
             row, place = _first(is_wrong)
-            if np.isfinite(values[place]):
-                raise self._too_large(values[place], row)
             raise not_finite(f"observation {self.key!r}", float(values[place]), row)
-
-    def _too_large(self, value: Any, row: int) -> WrongValueError:
-        is_wide = self.dtype.itemsize > np.dtype(np.float32).itemsize
-        computes = ", but networks compute in float32" if is_wide else ""
-        return WrongValueError(
-            f"{value} ({value.dtype}) as observation {self.key!r}",
-            f"Its space {self.space} has the dtype {self.dtype}{computes}, in which that is infinite. Fix: "
-            "scale the observation in the environment.",
-            row,
-        )
 
 
 def _first(is_wrong: np.ndarray) -> tuple[int, tuple[int, ...]]:
@@ -369,11 +346,11 @@ def _first(is_wrong: np.ndarray) -> tuple[int, tuple[int, ...]]:
 
 
 def not_finite(what: str, value: float, row: int | None = None) -> WrongValueError:
-    """The error for NaN or infinity, which would ruin every weight it reaches."""
+    """The error for NaN and for what is infinite in float32, which would ruin every weight it reaches."""
     return WrongValueError(
         f"{'NaN' if math.isnan(value) else value} as {what}",
-        "Allowed are finite numbers. Fix: correct the environment, or replace such values in a wrapper "
-        "(gymnasium.wrappers.TransformObservation, TransformReward).",
+        "Allowed are numbers that are finite in float32. Fix: correct or scale them in the environment, or "
+        "in a wrapper (gymnasium.wrappers.TransformObservation, TransformReward).",
         row,
     )
 

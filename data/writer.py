@@ -162,7 +162,7 @@ class TrajectoryWriter(Sink):
         num_envs: N.
         save_every: (low, high); a piece is closed after a random whole number of transitions, uniform from
             low to high inclusive. None closes pieces only at the end of an episode.
-        save_as: "npz", "npz-compressed" or "traj".
+        save_as: "npz" or "npz-compressed".
         seed: decides the lengths and, with actor_id, the ids in the file names.
         actor_id: tells apart several writers with one seed.
         max_pending: calls wait while more pieces than this are not on disk; None for a number that suits N.

@@ -23,6 +23,7 @@ class MaxEpisodeLength(gym.Wrapper[Any, Any, Any, Any]):
     An episode under way counts from its own reset, or from where this wrapper was put around it.
 
     Attributes:
+        max_episode_length: the argument of that name.
         num_steps: env steps of the episode under way.
 
     Args:
@@ -35,20 +36,6 @@ class MaxEpisodeLength(gym.Wrapper[Any, Any, Any, Any]):
         self.max_episode_length = max_episode_length
         self.num_steps = 0
 
-    @property
-    def max_episode_length(self) -> int | None:
-        """Longest episode in env steps."""
-        return self._limit
-
-    @max_episode_length.setter
-    def max_episode_length(self, limit: int | None) -> None:
-        if limit is not None and (isinstance(limit, bool) or limit != int(limit) or limit < 1):
-            raise ValueError(
-                f"max_episode_length is {limit!r}, but must be None or a whole number of at least 1. "
-                "Fix: set it to one."
-            )
-        self._limit = None if limit is None else int(limit)
-
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         """Begin an episode."""
         self.num_steps = 0
@@ -58,7 +45,7 @@ class MaxEpisodeLength(gym.Wrapper[Any, Any, Any, Any]):
         """One env step; truncated is True in the last one allowed."""
         found = self.env.step(action)
         self.num_steps += 1
-        if self._limit is None or self.num_steps < self._limit:
+        if self.max_episode_length is None or self.num_steps < self.max_episode_length:
             return found
         obs, reward, terminated, _, info = step_result(found, self.env)
         return obs, reward, terminated, True, info

@@ -39,8 +39,7 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
     `info["metric/return_attempt_<i>"]`, with i from zero, is the undiscounted return of an attempt, given
     when it ends; an attempt cut off by `max_trial_len` has none. `info["metric/success_attempt_<i>"]` is
     `metric/success` of that attempt, if the environment gives it. `info["metric/attempts"]` is the number of
-    attempts that ended, given at the end of the trial. Metrics of these names that the environment itself
-    reports are `info["metric/inner/<name>"]`.
+    attempts that ended, given at the end of the trial.
 
     What makes attempts of a trial share a task: an environment that has the attribute `can_keep_task = True`
     begins one more attempt at its task by `reset(options={"keep_task": True})`, and what else is random in it
@@ -83,9 +82,6 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
             self.env.get_wrapper_attr("can_keep_task")
         )
         self.observation_space = self._extended_space(self.env.observation_space)
-        self._own_metrics = {_NUM_ENDED}
-        for attempt in range(num_attempts):
-            self._own_metrics |= {_return_key(attempt), _success_key(attempt)}
         self._trial_seeds = np.random.default_rng()
         self._seed: int | None = None
         self._options: dict[str, Any] | None = None
@@ -107,7 +103,6 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """One env step, and the next attempt's reset if an attempt ends inside the trial."""
         raw, reward, terminated, truncated, info = step_result(self.env.step(action), self.env)
-        info = self._renamed(info)
         reward = as_reward(reward)
         terminated, truncated = as_flag(terminated, "terminated"), as_flag(truncated, "truncated")
         self._trial_len += 1
@@ -115,9 +110,9 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
         is_first, num_ended = False, self._attempt
         if terminated or truncated:
             num_ended += 1
-            info = {**copied(info), _return_key(self._attempt): self._return}
+            info = {**copied(info), f"{METRIC_PREFIX}return_attempt_{self._attempt}": self._return}
             if _SUCCESS in info:
-                info[_success_key(self._attempt)] = info[_SUCCESS]
+                info[f"{_SUCCESS}_attempt_{self._attempt}"] = info[_SUCCESS]
             if num_ended < self.num_attempts:
                 raw, info = self._next_attempt(info)
                 terminated, truncated, is_first = False, False, True
@@ -155,14 +150,7 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
         options = None if self._options is None else dict(self._options)
         if keeps_task:
             options = {**(options or {}), KEEP_TASK: True}
-        raw, info = reset_result(self.env.reset(seed=seed, options=options), self.env)
-        return raw, self._renamed(info)
-
-    def _renamed(self, info: dict[str, Any]) -> dict[str, Any]:
-        """The environment's info, in which no metric has the name of one of this wrapper's."""
-        if self._own_metrics.isdisjoint(info):
-            return info
-        return {_inner_key(key) if key in self._own_metrics else key: value for key, value in info.items()}
+        return reset_result(self.env.reset(seed=seed, options=options), self.env)
 
     def _extended_space(self, space: gym.Space[Any]) -> spaces.Dict:
         parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {SINGLE_KEY: space}
@@ -188,15 +176,3 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
         obs[FIRST_KEY] = np.array([is_first], np.float32)
         obs[ATTEMPT_KEY] = np.int64(self._attempt)
         return obs
-
-
-def _return_key(attempt: int) -> str:
-    return f"{METRIC_PREFIX}return_attempt_{attempt}"
-
-
-def _success_key(attempt: int) -> str:
-    return f"{_SUCCESS}_attempt_{attempt}"
-
-
-def _inner_key(key: str) -> str:
-    return f"{METRIC_PREFIX}inner/{key.removeprefix(METRIC_PREFIX)}"

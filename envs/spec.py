@@ -16,7 +16,7 @@ import gin
 import gymnasium as gym
 
 from ..data.spaces import MINIGRID_WORDS, Tokens, with_mission_tokens, with_tokens
-from .errors import close_all, raise_if_exit
+from .errors import close_all
 from .gin_values import in_current_scope
 from .joint_actions import JointActions, num_combinations
 from .returned import check_env
@@ -127,29 +127,23 @@ def build_all(specs: Iterable[EnvSpec], made: list[SequenceEnv] | None = None) -
     """The environments of these recipes; if one cannot be built, those before it are closed.
 
     made: where they are put as they are built.
-
-    Raises: EnvError where a constructor tries to end the program; its other errors pass through.
     """
     made = [] if made is None else made
     try:
         for spec in specs:
             made.append(spec.build())
-    except BaseException as error:
+    except BaseException:
         close_all(made)
-        raise_if_exit(error, f"Environment {len(made)} ({spec})", "its constructor")
         raise
     return made
 
 
 def _no_env_text(target: str, made: Any) -> str:
+    fix = (
+        "derive the environment from gymnasium.Env, and return one (for old gym environments, install shimmy)"
+    )
     if isinstance(made, gym.vector.VectorEnv):
         fix = "set Experiment.env_mode = 'already_vectorized'"
-    elif isinstance(made, type):
-        fix = f"give {made.__name__} itself, or call it in there"
-    elif made is None:
-        fix = "return the environment from it"
-    else:
-        fix = "derive the environment from gymnasium.Env (for old gym environments, install shimmy)"
     found = made if made is None or isinstance(made, type) else f"a {type(made).__name__}"
     return f"{target} made {found}, but must make one gymnasium.Env. Fix: {fix}."
 
@@ -216,7 +210,6 @@ def resolve_env(make_env: EnvSpec | str | Callable[..., Any]) -> EnvSpec:
     if isinstance(make_env, EnvSpec):
         return make_env
     if isinstance(make_env, str):
-        _refuse_configurable(make_env)
         return EnvSpec(make_env)
     if isinstance(make_env, (gym.Env, gym.vector.VectorEnv)):
         name = type(make_env.unwrapped).__name__
@@ -232,20 +225,6 @@ def resolve_env(make_env: EnvSpec | str | Callable[..., Any]) -> EnvSpec:
             'returns an environment. Fix: e.g. @TMazePassive or @gym_env() in gin, "CartPole-v1" in Python.'
         )
     return EnvSpec(in_current_scope(make_env))
-
-
-def _refuse_configurable(env_id: str) -> None:
-    """Raise ValueError for the name of what gin knows, as `DictEnv` for `@DictEnv`."""
-    if env_id in gym.registry or ":" in env_id:
-        return
-    try:
-        gin.get_configurable(env_id)
-    except ValueError:
-        return
-    raise ValueError(
-        f"make_env is the text {env_id!r}. No environment is registered under it, but gin knows a class or "
-        f"function of this name. Fix: write @{env_id} (with @, without quotes)."
-    )
 
 
 def _named(target: Callable[..., Any] | str) -> Callable[..., Any] | str:
@@ -327,18 +306,18 @@ def import_package(package: str, extra: str, env_id: str) -> Any:
 
 
 def _unknown_id_text(env_id: str, error: Exception) -> str:
+    with contextlib.suppress(ValueError):
+        gin.get_configurable(env_id)
+        return (
+            f"No environment is registered under the text {env_id!r}, but gin knows a class or function of "
+            f"this name. Fix: write @{env_id} (with @, without quotes)."
+        )
     known = {known_id.lower(): known_id for known_id in gym.registry}
     module, _, name = env_id.rpartition(":")
     near = [known[match] for match in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)]
     own = [other for other, thing in vars(sys.modules.get(module, object)).items() if callable(thing)]
     near = [f"{module}:{other}" for other in difflib.get_close_matches(name, own, n=3)] or near
     hint = f"Did you mean {', '.join(map(repr, near))}? " if near else ""
-    try:
-        gin.get_configurable(env_id)
-    except ValueError:
-        pass
-    else:
-        hint = f"gin knows a class or function of this name: Experiment.make_train_env = @{env_id}. "
     return (
         f"No environment is registered under {env_id!r} ({error}). {hint}Allowed are ids listed by "
         "gymnasium.pprint_registry(). "

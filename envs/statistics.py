@@ -127,20 +127,27 @@ class ReturnHistory:
         self._running_lengths[:] = 0
 
 
-def _names(name: str, envs: Iterable[str]) -> set[str]:
-    """Names of all figures of a metric."""
-    return {name, *(f"{name}/{env}" for env in envs)}
+@cache
+def _warn_of_name(metric: str) -> None:
+    """Say once that a metric is logged under another name than its own."""
+    logger.warning(
+        "Environments report info['%s%s'], but other figures are called so; it is logged as val/metric/%s "
+        "(and collect/, test/). Fix: give the metric another name.",
+        METRIC_PREFIX,
+        metric,
+        metric,
+    )
 
 
 @cache
-def _warn_of_name(metric: str, name: str) -> None:
-    """Say once that a metric is logged under another name than its own."""
+def _warn_not_finite(env_name: str, metric: str) -> None:
+    """Say once that values of a metric would spoil its mean."""
     logger.warning(
-        "Environments report info['%s%s'], but other figures are called so; it is logged as val/%s (and "
-        "collect/, test/). Fix: give the metric another name.",
+        "The environment %s reports NaN or infinity as info['%s%s'], which is left out of the mean. Fix: "
+        "leave the key out where there is no value.",
+        env_name,
         METRIC_PREFIX,
         metric,
-        name,
     )
 
 
@@ -163,8 +170,11 @@ class SpecialMetricHistory:
         return data
 
     def add(self, env_name: str, metric: str, value: Any) -> None:
-        """Store a number, or every element of a list or array of numbers."""
-        self.values[metric][env_name].extend(np.asarray(value, np.float64).reshape(-1).tolist())
+        """Store a number, or every element of a list or array of numbers; those that are finite."""
+        numbers = np.asarray(value, np.float64).reshape(-1)
+        if not np.isfinite(numbers).all():
+            _warn_not_finite(env_name, metric)
+        self.values[metric][env_name].extend(numbers[np.isfinite(numbers)].tolist())
 
     def add_step(self, metrics: Iterable[tuple[int, str, Any]], env_names: Sequence[str]) -> None:
         """Store `infos["metrics"]` of one vector step; `env_names` as they were before the step."""
@@ -174,25 +184,19 @@ class SpecialMetricHistory:
     def named(self, taken: Collection[str] = ()) -> dict[str, dict[str, list[float]]]:
         """Numbers by the name they are logged under and environment name, without empty ones.
 
-        The name is `<metric>`. Where that, or `<metric>/<env>`, is the name of another figure, it is
+        The name is `<metric>`. Where another figure has that name, or begins with its first part, it is
         `metric/<metric>`, and a warning says so once.
 
         taken: names of other figures, besides those of `ReturnHistory.summary`.
         """
+        others = {*_OWN, "metric", *(name.partition("/")[0] for name in taken)}
         found: dict[str, dict[str, list[float]]] = {}
-        used = set(taken)
         for metric in sorted(self.values):
-            groups = {env: values for env, values in self.values[metric].items() if values}
-            name = metric
-            if name.partition("/")[0] in (*_OWN, "metric"):
-                name = f"metric/{name}"
-            while used & _names(name, groups):
-                name = f"metric/{name}"
-            if groups:
-                if name != metric:
-                    _warn_of_name(metric, name)
-                used |= _names(name, groups)
-                found[name] = groups
+            if groups := {env: values for env, values in self.values[metric].items() if values}:
+                is_taken = metric.partition("/")[0] in others
+                if is_taken:
+                    _warn_of_name(metric)
+                found[f"metric/{metric}" if is_taken else metric] = groups
         return found
 
     def summary(self, prefix: str, taken: Collection[str] = ()) -> dict[str, float]:

@@ -17,7 +17,7 @@ from loxodon.tools.run import main
 
 @gin.configurable
 class PredictingAgent(Agent):
-    """Predicts from state and action what is observed next, by a head of its own."""
+    """Predicts the next observation from state and action with a head of its own."""
 
     def __init__(self, *given, obs_key: str = "observation", d_hidden: int = 64, **shared):
         super().__init__(*given, **shared)

@@ -1,4 +1,4 @@
-"""Learning from stored data alone: write some episodes as files, then imitate them.
+"""Learn from stored data alone: write some episodes to files, then imitate them.
 
 python examples/offline.py                 # any settings on top; `--config agents/iql` for another agent
 """
@@ -16,11 +16,11 @@ FOLDER = Path("datasets/cartpole/buffer/protected")  # "protected": learned from
 
 
 def demonstrations(num_steps):
-    """Steps of a simple controller, as most offline data sets hold them: flat arrays, one row per step."""
+    """Steps of a simple controller in the layout of most offline data sets: flat arrays, one row per step."""
     env, rows = gym.make("CartPole-v1"), []
     obs, _ = env.reset(seed=0)
     for _ in range(num_steps):
-        action = int(obs[2] + obs[3] > 0)  # push to where the pole falls
+        action = int(obs[2] + obs[3] > 0)  # push towards the side to which the pole falls
         next_obs, reward, terminated, truncated, _ = env.step(action)
         rows.append((obs, action, reward, terminated, truncated, next_obs))
         obs = env.reset()[0] if terminated or truncated else next_obs
@@ -33,6 +33,6 @@ if __name__ == "__main__":
     for number, episode in enumerate(split_episodes(*columns, next_obs=next_obs)):
         save_trajectory(FOLDER, episode, save_as="npz", traj_id=f"{number:08x}", unix_time=1e9 + number)
     words = ["--config", "cartpole", "--config", "agents/bc", "--run-name", "offline"]
-    words += ["Experiment.train_timesteps_per_epoch=0", "Experiment.epochs=6"]  # collects nothing
+    words += ["Experiment.train_timesteps_per_epoch=0", "Experiment.epochs=6"]  # no collection
     words += ["DiskTrajDataset.dset_root='datasets'", "DiskTrajDataset.dset_name='cartpole'"]
     sys.exit(main([*words, *sys.argv[1:]]))

@@ -1,4 +1,4 @@
-"""An agent of your own: encoders, critics and targets are there; say what is minimised.
+"""An agent of your own: encoders, critics and targets are provided; you define the loss.
 
 python examples/own_agent.py AdvantageWeightedAgent.temperature=0.3     # or any other settings on top
 """
@@ -15,7 +15,10 @@ from loxodon.tools.run import main
 
 @gin.configurable
 class AdvantageWeightedAgent(OffPolicyAgent):
-    """Imitates the data, good actions more: exp(A / temperature). B, L, C critics, G discounts, A actions."""
+    """Imitates the data, weighting good actions more: exp(A / temperature).
+
+    B batch, L timesteps, C critics, G discounts, A actions.
+    """
 
     def __init__(self, *given, temperature: float = 1.0, **shared):
         super().__init__(*given, **shared)
@@ -26,7 +29,7 @@ class AdvantageWeightedAgent(OffPolicyAgent):
         targets = self.policy_targets(
             transitions, self.policies(self.actor, transitions.following)
         )  # (B, L, G, 1)
-        self.gather_targets(targets, transitions)  # moves the scale of values
+        self.gather_targets(targets, transitions)  # updates the scale of values
         q = self.recorded_values(
             self.critics, transitions.current.state, transitions.recorded
         )  # (B, L, C, G, 1)

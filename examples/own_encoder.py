@@ -15,11 +15,11 @@ from loxodon.tools.run import main
 
 @gin.configurable
 class MyEncoder(TstepEncoder):
-    """An MLP over vectors. Every timestep stands alone: what came before is the trajectory encoder's."""
+    """An MLP over vectors. It sees one timestep at a time; the trajectory encoder handles the past."""
 
     emb_dim = 32  # width of the result
 
-    def __init__(self, obs_space, rl2_dim, *, d_hidden: int = 64) -> None:  # keywords are gin's
+    def __init__(self, obs_space, rl2_dim, *, d_hidden: int = 64) -> None:  # keywords are set in gin
         super().__init__(obs_space, rl2_dim)
         width = rl2_dim + sum(obs_space[key].shape[0] for key in self.keys)
         self.net = nn.Sequential(nn.Linear(width, d_hidden), nn.GELU(), nn.Linear(d_hidden, self.emb_dim))

@@ -14,7 +14,7 @@ from loxodon.tools.run import main
 
 @gin.configurable
 class ShellGame(gym.Env):
-    """Shows once under which of three shells the pea is; `delay` steps later, point at it."""
+    """Shows once which of three shells hides the pea; `delay` steps later, the agent must point at it."""
 
     def __init__(self, delay: int = 10) -> None:
         self.delay = delay
@@ -33,6 +33,6 @@ class ShellGame(gym.Env):
         return np.zeros(3, np.float32), float(ended and found), ended, False, info
 
 
-if __name__ == "__main__":  # the settings of a preset, with this environment instead of its own
+if __name__ == "__main__":  # the settings of a preset, with this environment
     words = ["Experiment.make_train_env=@ShellGame", "Experiment.make_val_env=@ShellGame"]
     sys.exit(main(["--config", "tmaze", "--run-name", "own-env", *words, *sys.argv[1:]]))

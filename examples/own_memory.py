@@ -1,4 +1,4 @@
-"""A trajectory encoder of your own: say how one layer mixes the past in, the trunk does the rest.
+"""A trajectory encoder of your own: define how one layer mixes the past in; the trunk does the rest.
 
 python examples/own_memory.py              # CartPole without velocities, by PPO; any settings on top
 """
@@ -15,7 +15,7 @@ from loxodon.tools.run import main
 
 
 class FadingMixer(Mixer):
-    """Averages of the past, each of which fades at a rate that is learned."""
+    """Averages of the past, each fading at a learned rate."""
 
     def __init__(self, d_model, max_seq_len):
         super().__init__()
@@ -23,19 +23,19 @@ class FadingMixer(Mixer):
         self.fade = nn.Parameter(torch.linspace(0.0, 6.0, d_model))  # sigmoid: 0.5 to 0.998 per timestep
         self.state_shapes = {"mean": (d_model,)}  # the memory of one environment
 
-    def forward(self, x, resets, state):  # sequences (B, L, D), to learn from; nothing crosses a reset
+    def forward(self, x, resets, state):  # sequences (B, L, D), for learning; nothing crosses a reset
         keep = self.fade.sigmoid()
         mean = linear_recurrence(keep, (1 - keep).sqrt() * self.inp(x), state["mean"], resets)
         return self.out(mean), {"mean": mean[:, -1]}
 
-    def step(self, x, state):  # the same for one timestep (N, D), to act
+    def step(self, x, state):  # the same for one timestep (N, D), for acting
         mean, last = self.forward(x[:, None], None, state)
         return mean[:, 0], last
 
 
 @gin.configurable
 class MyMemory(MixerTrajEncoder):
-    """Layers of it, each with norms, residual sums and a feed-forward part."""
+    """A stack of such layers, each with norms, residual connections and a feed-forward part."""
 
     mixer_type = FadingMixer
 

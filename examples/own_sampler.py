@@ -1,4 +1,4 @@
-"""A sampler of your own: which trajectories are drawn how often; here the best ones more often than others.
+"""A sampler of your own: how often each trajectory is drawn; here the best ones are drawn more often.
 
 python examples/own_sampler.py GoodEpisodes.best=0.2      # or any other settings on top
 """
@@ -14,9 +14,9 @@ from loxodon.tools.run import main
 
 @gin.configurable
 class GoodEpisodes(Sampler):
-    """Half of the windows come from the share `best` of the trajectories, by return, and half from all."""
+    """Draws half of the windows from the `best` share of trajectories by return, and half from all."""
 
-    needs_values = True  # so that each trajectory is opened once, when it is first seen, for its value
+    needs_values = True  # each trajectory is opened once, when first seen, to compute its value
 
     def __init__(self, best: float = 0.1):
         super().__init__()
@@ -25,7 +25,7 @@ class GoodEpisodes(Sampler):
     def value(self, traj):
         return traj.rews.sum()
 
-    def weights(self, num_trajs, values):  # the oldest first; probabilities are weights / weights.sum()
+    def weights(self, num_trajs, values):  # oldest first; probabilities are weights / weights.sum()
         is_good = values >= np.quantile(values, 1 - self.best)
         return 0.5 / num_trajs + 0.5 * is_good / is_good.sum()
 

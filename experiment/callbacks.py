@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -88,7 +87,7 @@ class Callback:
         """`learn` returns next; not after a signal, which ends the process."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of this callback, JSON-able; asked in the main process."""
+        """What a checkpoint keeps of this callback, tensors and plain values; asked in the main process."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -243,20 +242,8 @@ class CallbackList:
         return result
 
     def state_dict(self) -> dict[str, Any]:
-        """States of the callbacks that have one, by class name.
-
-        Raises: TypeError if one is not JSON-able.
-        """
-        states = {name: one.state_dict() for name, one in self._named()}
-        for name, state in states.items():
-            try:
-                json.dumps(state)
-            except (TypeError, ValueError) as error:
-                raise TypeError(
-                    f"{name}.state_dict() cannot be stored in a checkpoint: {error}. Allowed are numbers, "
-                    "texts, None, lists and dicts of them. Fix: convert the rest, e.g. arrays by tolist()."
-                ) from error
-        return {name: state for name, state in states.items() if state}
+        """States of the callbacks that have one, by class name."""
+        return {name: state for name, one in self._named() if (state := one.state_dict())}
 
     def load_state_dict(self, states: dict[str, Any]) -> None:
         """Give each callback its state; those without one are left as they are."""

@@ -77,7 +77,7 @@ from .process.malloc import keep_freed_memory
 from .process.rng import GlobalGenerators, derive_seed, draw_seed, isolated_rng, seed_global_generators
 from .process.signals import Aborted
 from .process.threads import choose_threads
-from .settings import Settings, check_for_on_policy, check_hooks, check_settings, shrink
+from .settings import Settings, check_for_on_policy, check_settings, shrink
 
 logger = logging.getLogger("loxodon")
 _PER_PROCESS = {"trainer", "collector", "rng"}  # parts of which each process has a state of its own
@@ -105,7 +105,6 @@ class Experiment(Settings):
 
     def __post_init__(self) -> None:
         """Check the settings and set up Accelerate; nothing is built and nothing is written yet."""
-        check_hooks(type(self))
         check_settings(self)
         if self.test_run:
             shrink(self)
@@ -297,13 +296,13 @@ class Experiment(Settings):
         if self.val_timesteps_per_epoch > 0 and (self.val_interval is not None or self.evaluate_at_end):
             self.val_envs = self._make_envs(self.make_val_env)
         envs = self.train_envs if self.train_envs is not None else self.val_envs
-        found = build.spaces_of(envs, self.make_train_env, self.parallel_actors, self.env_mode)
-        self.obs_space, self.action_space = found.obs, found.action
+        self.obs_space, self.action_space, self.env_spaces = build.spaces_of(
+            envs, self.make_train_env, self.parallel_actors, self.env_mode
+        )
         if self.val_envs is not None:
             build.check_evaluation(self.val_envs, self.obs_space, self.action_space)
         self.tstep_encoder_type = self.tstep_encoder_type or default_tstep_encoder(self.obs_space)
-        self.env_spaces = EnvSpaces(found.env_obs, found.env_action)
-        self.dataset.expect(build.layout_of(found.obs, found.action))
+        self.dataset.expect(build.layout_of(self.obs_space, self.action_space))
         return build.describe_envs(self.train_envs, self.env_mode)
 
     def init_dloaders(self) -> BatchLoader:
@@ -395,14 +394,10 @@ class Experiment(Settings):
                 self.dataset,
                 self.loader,
                 self.pace,
-                train_step=lambda batch, log_step: self.train_step(
-                    batch, log_step=log_step
-                ),  # or a user's own
-                compute_loss=self.compute_loss,
+                train_step=lambda *args, **kw: self.train_step(*args, **kw),  # noqa: PLW0108 - or a user's own
                 why_idle=self.why_idle,
                 batch_size=self.sequences_per_batch,
                 num_batches=self.train_batches_per_epoch,
-                batches_per_update=self.batches_per_update,
                 first_epoch=self.start_learning_at_epoch,
                 log_interval=self.log_interval,
             )
@@ -635,7 +630,7 @@ class Experiment(Settings):
             pass
         return self.last_val_metrics
 
-    fit = learn  # the name that others have for it
+    fit = learn  # the name that scikit-learn and Lightning have for it
 
     def learn_iter(self) -> Iterator[dict[str, Any]]:
         """As `learn`, epoch by epoch: yields the newest value of all figures that each epoch has logged.
@@ -1053,7 +1048,7 @@ class Experiment(Settings):
         """
         state = self.checkpoints.read(folder)
         where = f"the training state {self.restore_from}" if is_branch else f"the checkpoint {folder}"
-        check_checkpoint(state.metadata, self.record, where, self.checkpoints.on_mismatch)
+        check_checkpoint(state.metadata, self.record, where)
         load_weights(self.policy, folder / "model.safetensors")
         state = as_branch(state) if is_branch else state
         parts, states, seed_before = self._parts(), {**state.shared, **state.own}, self.run_seed
@@ -1213,10 +1208,7 @@ class Experiment(Settings):
         if self.ctx.role.is_learner:  # actors may have seen later versions than the checkpoint knows of
             published = from_main(self._published_version, self.accelerator)
             progress.policy_version = max(progress.policy_version, published)
-        self.fleet.put(
-            spaces_digest=self.env_spaces.digest(),
-            buffer=None if buffer is None else str(buffer.parent.absolute()),
-        )
+        self.fleet.put(buffer=None if buffer is None else str(buffer.parent.absolute()))
 
     def _published_version(self) -> int:
         """Version of the policy file; 0 if there is none, or none that is readable: it is replaced soon."""
@@ -1338,7 +1330,6 @@ class Experiment(Settings):
         """Let the dataset see what was collected, and log what it holds."""
         self.accelerator.wait_for_everyone()
         figures = self.dataset.on_end_of_collection()
-        self.fleet.put(buffer_files=figures.get("total_files"))
         if self.ctx.role.is_learner and (newest_s := self.dataset.newest_time_s) is not None:
             figures["newest_age_s"] = max(0.0, time.time() - newest_s)
         self.log(figures, "dataset")

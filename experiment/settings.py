@@ -116,11 +116,7 @@ class Settings:
     # ---- environments ----
 
     parallel_actors: int = setting(12, "number of environments", lowest=1)
-    env_mode: str = setting(
-        "async",
-        'how environments run; "auto" tries "async" and "sync" and takes the faster',
-        choices=("async", "sync", "already_vectorized", "auto"),
-    )
+    env_mode: str = setting("async", "how environments run", choices=("async", "sync", "already_vectorized"))
     async_env_mp_context: str | None = setting(
         None, "start method of the environments' processes", in_hash=False
     )
@@ -156,7 +152,7 @@ class Settings:
     has_dset_edit_rights: bool = setting(True, "this process may delete old files", tried=False)
     stagger_traj_file_lengths: bool = setting(True, "draw file lengths within max_seq_len of traj_save_len")
     save_trajs_as: str = setting(
-        "npz", "format of trajectory files", choices=("npz", "npz-compressed", "traj"), in_hash=False
+        "npz", "format of trajectory files", choices=("npz", "npz-compressed"), in_hash=False
     )
     padded_sampling: str = setting(
         "none",
@@ -304,30 +300,6 @@ def fields_with(rule: str) -> dict[str, Any]:
 # ---- checks, before anything is built ----
 
 _TAKEN = ("actor", "critic", "value")  # names of other losses in the logs
-_HOOKS = {  # how they are called, as in AMAGO
-    "compute_loss": ("batch", "log_step="),
-    "train_step": ("batch", "log_step="),
-    "edit_actor_mask": ("batch", "actor_loss", "pad_mask"),
-    "edit_critic_mask": ("batch", "critic_loss", "pad_mask"),
-    "edit_extra_mask": ("batch", "name", "loss", "pad_mask"),
-    "policy_metrics": ("returns", "specials"),
-    "summary": ("env_summary",),
-}
-
-
-def check_hooks(kind: type) -> None:
-    """Raise TypeError for a hook of this class that cannot be called as it will be."""
-    for name, form in _HOOKS.items():
-        signature = inspect.signature(getattr(kind, name))
-        keywords = {one[:-1]: None for one in form if one.endswith("=")}
-        try:
-            signature.bind(None, *form[: len(form) - len(keywords)], **keywords)
-        except TypeError as error:
-            asked = ", ".join(one.rstrip("=") for one in form)
-            raise TypeError(
-                f"{kind.__name__}.{name}{signature} cannot be called as {name}({asked}): "
-                f"{error}. Fix: def {name}(self, {asked})."
-            ) from None
 
 
 def check_settings(settings: Settings) -> None:

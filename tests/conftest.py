@@ -1,4 +1,4 @@
-"""What holds for every test: the same random numbers each time, in any order, on any number of workers."""
+"""Setup for every test: the same random numbers each time, in any order, on any number of workers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from gymnasium.utils import seeding
 
 from .interpreters import ForkedPopen
 
-gc.disable()  # until all tests are collected: what is imported meanwhile stays, and is a lot to look through
-os.fsync = lambda _: None  # no test is about a power cut, and a disk takes milliseconds each time
-importlib.metadata.version = functools.cache(importlib.metadata.version)  # every run asks for several
+gc.disable()  # until all tests are collected: imported objects stay, and scanning them is slow
+os.fsync = lambda _: None  # no test is about a power cut, and fsync takes milliseconds
+# every run asks for several versions
+importlib.metadata.version = functools.cache(importlib.metadata.version)
 
-# The same examples each time, and no complaint that a busy machine makes few of them per second.
+# The examples are the same each time, and slow example generation on a busy machine is not an error.
 hypothesis.settings.register_profile(
     "repeatable",
     derandomize=True,
@@ -33,7 +34,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("repeatable")
 
-# Several at once, which would only get in each other's way, and all that are forked from one server.
+# These tests start several processes, which would slow each other down, or fork from one shared server.
 STARTING_PROCESSES = tuple(
     f"tests/{place}"
     for place in (
@@ -53,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests of a file share a worker, so that its fixtures are made once; so do all that start processes."""
+    """Tests of a file share a worker, so its fixtures are made once; so do all tests that start processes."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
@@ -64,12 +65,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_finish() -> None:
-    import torch  # the process that only hands tests to others does without
+    import torch  # the process that only distributes tests does not need it
 
-    if not torch.cuda.is_available():  # where torch keeps every seed for a GPU, with the stack that set it
+    if not torch.cuda.is_available():  # without a GPU, torch stores every seed with the stack that set it
         torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = lambda _: None
     gc.collect()
-    gc.freeze()  # nor is it looked through later
+    gc.freeze()  # collected objects are not scanned again
     gc.enable()
 
 
@@ -81,9 +82,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: places[item.path])
 
 
-@pytest.hookimpl(tryfirst=True)  # before fixtures of modules, too
+@pytest.hookimpl(tryfirst=True)  # also before module fixtures
 def pytest_runtest_setup() -> None:
-    import torch  # the process that only hands tests to others does without
+    import torch  # the process that only distributes tests does not need it
 
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - for what uses the global generator
@@ -92,7 +93,7 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture(autouse=True)
 def _seeded_spaces_and_envs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Environments and spaces that nobody seeds draw their seed from `random`, not from the system."""
+    """Environments and spaces without a seed draw it from `random`, not from the system."""
     make = seeding.np_random
     monkeypatch.setattr(
         seeding, "np_random", lambda seed=None: make(random.getrandbits(32) if seed is None else seed)
@@ -103,7 +104,7 @@ def _seeded_spaces_and_envs(monkeypatch: pytest.MonkeyPatch) -> None:
 def _no_interpreter_outlives_its_test(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """A test that fails while its processes run would slow down all others."""
+    """End all processes of a test that fails while they run; they would slow down the others."""
     started: list[subprocess.Popen[Any]] = []
     base: Any = ForkedPopen if request.node.get_closest_marker("forked") else subprocess.Popen
 

@@ -1,8 +1,8 @@
 """Python processes that are forked from one which has imported the library.
 
-An interpreter of its own takes 4 seconds of CPU time until it trains, a forked one milliseconds. It is a
-child of the process that asked for it, with its own pid, session, output and exit status, and ends as any
-interpreter does. How the library is imported, and what happens meanwhile, it cannot show.
+A new interpreter takes 4 seconds of CPU time until it trains, a forked one milliseconds. The forked process
+is a child of the process that asked for it, with its own pid, session, output and exit status, and it ends
+like any interpreter. It cannot show how the library is imported, or what happens during the import.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import Any
 _PR_SET_CHILD_SUBREAPER = 36
 _RealPopen = subprocess.Popen
 _starting = threading.Lock()
-# Processes that are forked inherit this, and must not use the connection of another one.
-_servers: dict[int, tuple[socket.socket, Any]] = {}  # by the process that asks
+# Forked processes inherit this dictionary, but must not use the connection of another process.
+_servers: dict[int, tuple[socket.socket, Any]] = {}  # by the pid of the client
 
 
 def _server() -> socket.socket:
-    """The connection of this process to its server, which ends when the connection does."""
+    """The connection of this process to its server, which ends when the connection is closed."""
     if os.getpid() not in _servers:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
@@ -42,7 +42,7 @@ def _server() -> socket.socket:
 
 
 class ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]
-    """`subprocess.Popen`, whose Python processes are forked where the system can do it."""
+    """`subprocess.Popen` that forks Python processes if the system allows it."""
 
     def _execute_child(self, *args: Any) -> None:
         asked = inspect.signature(super()._execute_child).bind(*args).arguments  # type: ignore[misc]
@@ -68,12 +68,12 @@ class ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]
 def _fork(request: dict[str, Any], fds: list[int]) -> int:
     prctl = ctypes.CDLL(None).prctl
     with _starting:
-        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # this process inherits the child of one that ends
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # this process inherits orphaned grandchildren
         try:
             server = _server()
             socket.send_fds(server, [json.dumps(request).encode()], fds)
             return int(server.recv(100))
-        except BaseException:  # such as the time limit of a test: what the server still says is for nobody
+        except BaseException:  # such as the time limit of a test: the server's reply is no longer wanted
             del _servers[os.getpid()]
             raise
         finally:
@@ -81,7 +81,7 @@ def _fork(request: dict[str, Any], fds: list[int]) -> int:
 
 
 def _serve(connection: socket.socket) -> dict[str, Any] | None:
-    """Fork for each request; returns the request in what was forked, and None at the end."""
+    """Fork for each request; returns the request in the forked process, and None at the end."""
     while True:
         text, fds, _, _ = socket.recv_fds(connection, 1 << 20, 3)
         if not text:
@@ -97,7 +97,7 @@ def _serve(connection: socket.socket) -> dict[str, Any] | None:
 
 
 def _become(request: dict[str, Any], fds: list[int], connection: socket.socket) -> dict[str, Any] | None:
-    """Take over everything that the request says but its program; a server of its own stands by."""
+    """Take over everything in the request but its program; leaves a server for the new process."""
     while os.getppid() != request["parent"]:
         time.sleep(0.001)
     os.setsid() if request["has_session"] else os.setpgid(0, request["group"])
@@ -123,7 +123,7 @@ def _become(request: dict[str, Any], fds: list[int], connection: socket.socket) 
 
 
 def _run(words: list[str]) -> None:
-    """What `python <words>` does after its own start."""
+    """Do what `python <words>` does after its own start."""
     is_unbuffered = words[0] == "-u" or "PYTHONUNBUFFERED" in os.environ
     words = words[words[0] == "-u" :]
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
@@ -143,8 +143,8 @@ def _run(words: list[str]) -> None:
 
 
 def _import_the_library() -> None:
-    os.setpgid(0, 0)  # what is for all processes of a test is not for this one
-    del sys.path[0]  # the folder of this file, which has modules called like packages
+    os.setpgid(0, 0)  # signals to all processes of a test must not reach this one
+    del sys.path[0]  # the folder of this file, whose modules have the names of packages
     subprocess.Popen = ForkedPopen  # type: ignore[misc]  # for those that are forked, and start others
     import numpy as np
     import torch
@@ -152,7 +152,7 @@ def _import_the_library() -> None:
 
     import loxodon.tools.run  # noqa: F401
 
-    os.fsync = lambda _: None  # a run without a power cut does without, as in tests/conftest.py
+    os.fsync = lambda _: None  # not needed without a power cut, as in tests/conftest.py
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)])  # imports the compiler
     os.register_at_fork(after_in_child=np.random.seed)
     gc.collect()
@@ -164,5 +164,5 @@ if __name__ == "__main__":
         _import_the_library()
         _request = _serve(_connection)
     if _request is None:
-        os._exit(0)  # without the time that it takes to end an interpreter in order
+        os._exit(0)  # skips the slow shutdown of the interpreter
     _run(_request["words"])

@@ -1,4 +1,4 @@
-"""Rules of the code base that a machine can check: layers, import circles, gin names, errors, stray names."""
+"""Automatic checks of the code base: layers, import circles, gin names, errors, stray names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def nodes_of(source: str) -> tuple[ast.AST, ...]:
 
 
 def text_files(*suffixes: str) -> list[Path]:
-    """Files of the repository with one of these suffixes; what tools and runs leave behind is skipped."""
+    """Files of the repository with one of these suffixes, except the output of tools and runs."""
     found = []
     for folder, subfolders, files in os.walk(ROOT):
         subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS and "cache" not in name]
@@ -51,7 +51,7 @@ def named(path: Path) -> str:
 
 
 def last_name(node: ast.AST) -> str:
-    """What `node` is called without its owner: `c` for `a.b.c`, the name for a definition, else nothing."""
+    """The name of `node` without its owner: `c` for `a.b.c`, the name of a definition, otherwise empty."""
     for field in ("attr", "id", "name"):
         if isinstance(name := getattr(node, field, None), str):
             return name
@@ -66,7 +66,7 @@ def test_the_files_of_every_layer_are_found() -> None:
 
 
 def imported_names(source: str, package: list[str]) -> Iterator[str]:
-    """Absolute dotted names of everything `source`, a module inside `package`, imports at any depth."""
+    """Absolute dotted names of everything that `source`, a module inside `package`, imports at any depth."""
     for node in nodes_of(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -82,7 +82,7 @@ def imported_names(source: str, package: list[str]) -> Iterator[str]:
 
 
 def forbidden_imports(source: str, package: list[str]) -> list[str]:
-    """Imports that a module inside `package`, such as ["loxodon", "envs", "builtin"], may not make."""
+    """Imports that a module inside `package`, such as ["loxodon", "envs", "builtin"], must not make."""
     layer, found = package[1], []
     for name in imported_names(source, package):
         top, *rest = name.split(".")
@@ -123,7 +123,7 @@ def test_imports_follow_the_layers() -> None:
 
 
 def test_scripts_and_tests_use_the_installed_names_and_no_legacy_gym() -> None:
-    """A bare `import data` would load a second copy of the code; `gym` is the package before gymnasium."""
+    """A bare `import data` would load a second copy of the code; `gym` is the predecessor of gymnasium."""
     found = []
     for path in PYTHON_FILES:
         names = imported_names(path.read_text(encoding="utf-8"), ["x"] * 9)
@@ -131,7 +131,7 @@ def test_scripts_and_tests_use_the_installed_names_and_no_legacy_gym() -> None:
     assert found == []
 
 
-def test_no_folder_is_named_like_the_namespace() -> None:
+def test_no_folder_has_the_name_of_the_namespace() -> None:
     assert not (ROOT / "loxodon").exists()
 
 
@@ -139,10 +139,10 @@ def test_no_folder_is_named_like_the_namespace() -> None:
 
 
 def files_in_circles(sources: dict[str, str]) -> set[str]:
-    """Files that import themselves by way of others, through imports of any kind at any depth.
+    """Files that import themselves through others, by imports of any kind at any depth.
 
-    Those for type checking and those inside functions count, too; that importing a module runs the
-    `__init__.py` of its package first does not.
+    Imports for type checking and imports inside functions count. The `__init__.py` of a package, which runs
+    when one of its modules is imported, does not count as an import.
 
     sources: by path, such as "envs/builtin/tmaze.py".
     """
@@ -182,13 +182,13 @@ def test_the_circle_check_sees_every_form_of_import() -> None:
     assert files_in_circles(sources) == circle
 
 
-def test_no_file_imports_itself_by_way_of_others() -> None:
+def test_no_file_imports_itself_through_others() -> None:
     found = files_in_circles({named(path): path.read_text(encoding="utf-8") for path in CODE_FILES})
     assert sorted(found) == []
 
 
 def test_folders_and_files_of_experiment_form_no_circle() -> None:
-    """What a folder or loose file of `experiment/` imports, directly or through others, never imports it."""
+    """No folder or file of `experiment/` is imported by one that it imports, directly or through others."""
     imports: dict[str, set[str]] = {}
     for path in CODE_FILES:
         parts = Path(named(path)).parts
@@ -214,7 +214,7 @@ def test_the_architecture_page_names_files_that_exist() -> None:
 
 
 def gin_names(source: str) -> list[str]:
-    """Names under which the classes and functions of `source` are known to gin."""
+    """Names of the classes and functions of `source` in gin."""
     found = []
     for node in nodes_of(source):
         for decorator in getattr(node, "decorator_list", []):
@@ -240,7 +240,7 @@ def test_the_gin_check_reads_every_form_of_decorator() -> None:
 
 
 def test_gin_names_are_unique() -> None:
-    """So that `ClassName.argument` in a gin file never needs a module in front."""
+    """`ClassName.argument` in a gin file never needs a module prefix."""
     names = Counter(n for path in CODE_FILES for n in gin_names(path.read_text(encoding="utf-8")))
     assert [name for name, count in names.items() if count > 1] == []
     assert names["Experiment"] == 1
@@ -278,7 +278,7 @@ def definitions(source: str) -> dict[str, list[ast.AST]]:
 
 
 def says_fix(node: ast.AST, named: dict[str, list[ast.AST]], depth: int = 2) -> bool:
-    """Whether a text in `node`, or in what it names (`depth` steps away at most), contains `Fix:`."""
+    """True if a text in `node`, or in a name it refers to (at most `depth` steps away), contains `Fix:`."""
     for part in ast.walk(node):
         if isinstance(part, ast.Constant) and isinstance(part.value, str) and "Fix:" in part.value:
             return True
@@ -292,7 +292,7 @@ def says_fix(node: ast.AST, named: dict[str, list[ast.AST]], depth: int = 2) -> 
 def raises_without_fix(source: str, errors: set[str]) -> list[int]:
     """Lines that raise one of `errors` with a text that never says `Fix:`.
 
-    The text may be in the raise itself, or in a variable or function of the same module that it names.
+    The text may be in the raise itself, or in a variable or function of the same module that it refers to.
     """
     named, found = definitions(source), []
     for node in nodes_of(source):
@@ -318,7 +318,7 @@ def raises_without_fix(source: str, errors: set[str]) -> list[int]:
         ("raise Unknown('b')", [1]),
     ],
 )
-def test_the_error_check_follows_texts(source: str, lines: list[int]) -> None:
+def test_the_error_check_follows_names(source: str, lines: list[int]) -> None:
     classes = error_classes(["class Wrong(ValueError): ...\nclass Other: ...", "class Unknown(m.Wrong): ..."])
     assert classes == {*USER_FACING, "Wrong", "Unknown"}
     assert raises_without_fix(source, classes) == lines
@@ -334,8 +334,8 @@ def test_errors_say_how_to_fix_the_cause() -> None:
 # --- stray names ---------------------------------------------------------------------------------------
 
 
-def test_nothing_names_a_place_outside_the_repository() -> None:
-    """Notes and paths of one machine mean nothing to a reader; in halves, so as not to find themselves."""
+def test_nothing_names_a_path_outside_the_repository() -> None:
+    """Notes and paths of one machine mean nothing to a reader. The words are split to not match here."""
     notes = ["STYLE" + ".md", "DESIGN" + ".md", "TARGETS" + ".md"]
     stray = [*notes, "/shared" + "/", "/work" + "/", "/root" + "/", "/home" + "/"]
     suffixes = (".py", ".gin", ".md", ".toml", ".txt", ".json", ".yaml", ".yml", ".sh", "Makefile", "run")

@@ -1,4 +1,4 @@
-"""Statistics of the ablation's table, on curves whose outcome is known; runs nothing."""
+"""Statistics of the ablation's table, on curves with a known result; no training."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ def ablation(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 def record(row: str, task: Any, name: str, seed: int, share: float) -> dict[str, Any]:
-    """A run that is at chance until the given share of the budget, and at the target from there on."""
+    """A run at chance until the given share of the budget, and at the target from there on."""
     jump = round(share * task.num_env_steps)
     curve = [(0, task.chance), (jump, task.chance), (jump + 1, task.target)]
     return {"row": row, "task": name, "seed": seed, "reached": jump + 1, "curve": curve, "cpu_s": 1.0}
@@ -51,7 +51,7 @@ def test_interval_excludes_zero_if_all_differences_have_one_sign(
     assert interval.mean == pytest.approx(sum(values) / 5)
 
 
-def test_verdict_goes_by_the_signs_of_intervals(ablation: ModuleType) -> None:
+def test_the_verdict_follows_the_signs_of_the_intervals(ablation: ModuleType) -> None:
     worse, none, better = (ablation.Interval(mean, mean - 0.1, mean + 0.1) for mean in (-0.5, 0.0, 0.5))
     assert ablation.verdict([worse, none], none) == "helps"
     assert ablation.verdict([none, none], none) == "no effect"
@@ -60,7 +60,7 @@ def test_verdict_goes_by_the_signs_of_intervals(ablation: ModuleType) -> None:
     assert ablation.verdict([worse, better], worse) == "helps"
 
 
-def test_report_pairs_runs_by_seed_and_counts_those_that_failed(ablation: ModuleType, tmp_path: Path) -> None:
+def test_the_report_pairs_runs_by_seed_and_counts_failed_ones(ablation: ModuleType, tmp_path: Path) -> None:
     name, task = next(iter(ablation.TASKS.items()))
     path = tmp_path / "runs.jsonl"
     for seed in range(5):
@@ -80,7 +80,7 @@ def test_report_pairs_runs_by_seed_and_counts_those_that_failed(ablation: Module
     assert line.endswith("| helps |")
 
 
-def test_queue_skips_rows_that_wait_for_a_switch_and_tasks_on_which_a_change_cannot_matter(
+def test_the_queue_skips_rows_without_a_switch_and_tasks_that_a_change_cannot_affect(
     ablation: ModuleType,
 ) -> None:
     keys = ablation.keys_of(ablation.ROWS, list(ablation.TASKS), ablation.SEEDS)
@@ -89,3 +89,8 @@ def test_queue_skips_rows_that_wait_for_a_switch_and_tasks_on_which_a_change_can
     for row, task, _ in keys:
         assert ablation.ROWS[row].settings is not None
         assert task not in ablation.ROWS[row].cannot_matter_on
+
+
+def test_the_page_on_the_algorithm_shows_the_stored_runs(ablation: ModuleType) -> None:
+    page = (BENCHMARKS.parent / "docs" / "algorithm.md").read_text(encoding="utf-8")
+    assert ablation.report(ablation.stored(ablation.RESULTS)) in page

@@ -1,4 +1,4 @@
-"""The scripts in examples/ run as they stand, in tiny form, and each fits on a screen."""
+"""The scripts in examples/ run unchanged, with tiny settings, and each fits on a screen."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def test_an_example_runs(name: str, words: list[str], run: str, monkeypatch: pyt
     assert Path(f"runs/{run}/ckpts/latest/policy.safetensors").exists()
     if name == "next_observation":
         assert '"train-update/next_obs_loss"' in Path(f"runs/{run}/logs/metrics.jsonl").read_text("utf-8")
-        assert len(load_policy(f"runs/{run}").agent.discounts) == 4  # those that the preset gives to Agent
+        # the discounts that the preset gives to Agent
+        assert len(load_policy(f"runs/{run}").agent.discounts) == 4
 
 
 def test_pages_show_the_examples_as_they_are() -> None:
@@ -83,7 +84,7 @@ def test_pages_show_the_examples_as_they_are() -> None:
     assert [name for name, text in pages.items() if "--8<--" in text] == []
 
 
-def test_all_examples_run_here_and_are_short() -> None:
+def test_all_examples_are_tested_and_short() -> None:
     (mark,) = [mark for mark in test_an_example_runs.pytestmark if mark.name == "parametrize"]  # type: ignore[attr-defined]
     lines = {path.stem: path.read_text(encoding="utf-8").splitlines() for path in EXAMPLES.glob("*.py")}
     assert set(lines) == {name for name, *_ in mark.args[1]}

@@ -1,4 +1,4 @@
-"""What gets installed: import guards, light imports, and a wheel that works outside the repository."""
+"""Installation: import guards, light imports, and a wheel that works outside the repository."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAYERS = ("data", "envs", "nets", "agents", "experiment", "tools", "gin_configs"
 def run_python(
     code: str, *, python: str = sys.executable, cwd: Path, env: dict[str, str] | None = None
 ) -> str:
-    """Standard output of `code`, run by its own interpreter in `cwd`."""
+    """Standard output of `code`, run by a new interpreter in `cwd`."""
     done = subprocess.run(
         [python, "-c", code],
         cwd=cwd,
@@ -51,13 +51,13 @@ def test_importing_a_folder_by_its_bare_name_says_how_to_import_it(layer: str) -
 
 
 @pytest.mark.parametrize("layer", [layer for layer in LAYERS if layer != "gin_configs"])
-def test_every_code_folder_announces_its_types(layer: str) -> None:
+def test_every_code_folder_declares_its_types(layer: str) -> None:
     assert (ROOT / layer / "py.typed").is_file()
 
 
 @pytest.mark.slow
-def test_importing_the_experiment_leaves_optional_packages_alone(tmp_path: Path) -> None:
-    """They cost seconds: wandb is imported when it is switched on, TensorBoard when a run begins."""
+def test_importing_the_experiment_does_not_import_optional_packages(tmp_path: Path) -> None:
+    """They take seconds: wandb is imported when it is switched on, TensorBoard when a run begins."""
     loaded = modules_after("import loxodon.experiment", tmp_path)
     assert "loxodon.agents" in loaded
     assert loaded.isdisjoint({"wandb", "tensorboard", "torch.utils.tensorboard", "tensorflow", "popgym"})
@@ -65,7 +65,7 @@ def test_importing_the_experiment_leaves_optional_packages_alone(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["loxodon.envs", "loxodon.data", "loxodon.data.trajectory"])
-def test_what_environment_workers_import_is_free_of_torch(module: str, tmp_path: Path) -> None:
+def test_imports_of_environment_workers_are_free_of_torch(module: str, tmp_path: Path) -> None:
     loaded = modules_after(f"import {module}", tmp_path)
     assert module in loaded
     assert loaded.isdisjoint({"torch", "accelerate", "wandb", "popgym"})
@@ -86,7 +86,7 @@ def repository_files() -> list[str]:
 
 @pytest.fixture(scope="session")
 def source(repository_files: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the repository, so that building leaves nothing in it."""
+    """A copy of the repository, so that building does not change it."""
     source = tmp_path_factory.mktemp("source")
     for name in [*repository_files, ".types/loxodon"]:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -115,10 +115,10 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, str]]:
-    """An interpreter whose own packages are the wheel and nothing else, and the environment to run it in.
+    """An interpreter with the wheel as its only own package, and the environment to run it in.
 
-    Third parties are reached through PYTHONPATH. Python reads `.pth` files only in its own site folder, so
-    the link of an editable install, which lies beside the third parties, stays without effect.
+    Third-party packages are found through PYTHONPATH. Python reads `.pth` files only in its own site folder,
+    so the link of an editable install, which lies next to these packages, has no effect.
     """
     folder = tmp_path_factory.mktemp("clean")
     python = install_into_a_new_venv([str(wheel)], folder)
@@ -126,7 +126,9 @@ def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_code_folders_and_nothing_else(wheel: Path, repository_files: list[str]) -> None:
+def test_the_wheel_contains_the_code_folders_and_nothing_else(
+    wheel: Path, repository_files: list[str]
+) -> None:
     expected = {f"loxodon/{name}" for name in repository_files if name.split("/")[0] in LAYERS}
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert packed == {name for name in expected if not name.endswith(".md")}
@@ -134,14 +136,14 @@ def test_the_wheel_holds_the_code_folders_and_nothing_else(wheel: Path, reposito
 
 
 def install_into_a_new_venv(what: Sequence[str], folder: Path) -> str:
-    """The interpreter of a new environment that holds `what` and nothing else."""
+    """The interpreter of a new environment that contains `what` and nothing else."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = str(folder / "bin" / "python")
     install = [sys.executable, "-m", "pip", "--python", python, "install", "-qq", "--no-deps", "--no-index"]
     env = {
         **os.environ,
         "PYTHONPATH": sysconfig.get_paths()["purelib"],
-    }  # setuptools, for what has to be built
+    }  # PYTHONPATH gives access to setuptools
     done = subprocess.run(
         [*install, "--no-build-isolation", *what], env=env, capture_output=True, text=True, check=False
     )
@@ -221,7 +223,7 @@ def test_a_run_of_the_wheel_trains_outside_the_repository(
     assert max(json.loads(line)["gradient_steps"] for line in logged) > 0
 
 
-def test_make_docs_installs_only_what_the_site_is_built_with(tmp_path: Path) -> None:
+def test_make_docs_installs_only_the_packages_that_build_the_site(tmp_path: Path) -> None:
     if shutil.which("make") is None:
         pytest.skip("needs make")
     for name in ("Makefile", "setup.py", "pyproject.toml", "constraints.txt"):

@@ -1,4 +1,4 @@
-"""Every shipped gin file: presets pass the static checks and say how to launch them; mix-ins are in use."""
+"""Every shipped gin file: presets pass the static checks and state their launch command; mix-ins are used."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _clean_gin() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_sound_and_begins_with_its_launch_line(name: str) -> None:
+def test_a_preset_is_valid_and_begins_with_its_launch_line(name: str) -> None:
     assert load_config([name]).source.warnings == []
     launch_lines = re.findall(r"python examples/run\.py --config (\S+)", header_of(name))
     accepted = {name, f"gin_configs/{name}.gin"}
@@ -54,14 +54,14 @@ def test_a_preset_is_sound_and_begins_with_its_launch_line(name: str) -> None:
 @pytest.mark.parametrize("name", MIX_INS)
 def test_a_mix_in_has_a_header_and_known_names(name: str) -> None:
     assert header_of(name)
-    below = ["base_offpolicy"] if name.startswith("agents/") else []  # which has their macros
+    below = ["base_offpolicy"] if name.startswith("agents/") else []  # it defines their macros
     assert unknown_names(read_source([*below, name]).bindings) == []
 
 
 @pytest.mark.parametrize(
     ("task", "agent"), [("tmaze", n) for n in ("multitask", "dqn", "iql", "bc")] + [("pendulum", "sac")]
 )
-def test_an_agent_goes_on_top_of_a_preset(task: str, agent: str) -> None:
+def test_an_agent_can_be_put_on_top_of_a_preset(task: str, agent: str) -> None:
     assert task in PRESETS
     loaded = load_config([task, f"agents/{agent}"])
     assert loaded.source.warnings == []
@@ -70,7 +70,7 @@ def test_an_agent_goes_on_top_of_a_preset(task: str, agent: str) -> None:
 
 # --- the published agent on top of a preset ---------------------------------------------------------------
 
-_OF_THE_RUN = {  # settings that belong to a task and the size of its run, not to the algorithm
+_OF_THE_RUN = {  # settings of a task and the size of its run, not of the algorithm
     "DiskTrajDataset.dset_name",
     "DiskTrajDataset.relabeler",
     "DiskTrajDataset.takes_new_trajs",
@@ -124,7 +124,7 @@ def test_the_published_agent_trains_on_top_of_a_preset(name: str, tmp_path: Path
     ("agent", "encoder"),
     [*((None, name) for name in encoder_names()), *((name, None) for name in AGENTS), ("ppo", "gru")],
 )
-def test_a_start_without_a_file_is_sound(agent: str | None, encoder: str | None) -> None:
+def test_a_start_without_a_file_is_valid(agent: str | None, encoder: str | None) -> None:
     made = gin_for("CartPole-v1", agent, encoder)
     loaded = load_config([made])
     assert loaded.source.warnings == []
@@ -133,7 +133,7 @@ def test_a_start_without_a_file_is_sound(agent: str | None, encoder: str | None)
     )
 
 
-def test_what_a_start_names() -> None:
+def test_a_start_without_a_file_names_its_parts() -> None:
     text = gin_for("my_pkg.envs:My Env-v0", "sac", "gru").text
     for line in ("import my_pkg.envs", "include 'agents/sac.gin'", "include 'encoders/gru.gin'"):
         assert f"\n{line}\n" in text
@@ -147,7 +147,7 @@ def run_preset(name: str, folder: Path, *settings: str, on_top: Sequence[str] = 
     config = load_config([name, *on_top], [*quiet, *settings])
     exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
     exp.start()
-    with pytest.MonkeyPatch.context() as patch:  # check the settings of presets like those of a user's file
+    with pytest.MonkeyPatch.context() as patch:  # settings of presets are checked like those of a user's file
         patch.setattr(checks, "is_in_preset", lambda b: b.selector in ("FFTstepEncoder", "DictTstepEncoder"))
         assert config.check_unused() == ""
     exp.learn()
@@ -164,7 +164,7 @@ def test_a_preset_collects_learns_evaluates_and_saves(name: str, tmp_path: Path)
     if name == "ppo/pong":
         settings += ["Experiment.parallel_actors=1", "PPOLearner.minibatches=1"]  # each actor loads the game
     if name == "tmaze_long":
-        settings += ["HORIZON=50"]  # else no episode of a trial run ends
+        settings += ["HORIZON=50"]  # otherwise no episode of a trial run ends
     if name.startswith("offline/"):
         run_preset("tmaze", tmp_path, "Experiment.epochs=1", "Experiment.val_timesteps_per_epoch=0")
         settings = [

@@ -1,4 +1,4 @@
-"""Every test has a time limit, which also ends its waits for other processes."""
+"""Every test has a time limit, which also ends waiting for other processes."""
 
 from __future__ import annotations
 

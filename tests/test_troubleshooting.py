@@ -1,4 +1,4 @@
-"""What docs/troubleshooting.md says people see is what they see."""
+"""The messages in docs/troubleshooting.md are the ones that people see."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 def dialogues() -> list[tuple[dict[str, str], str, str]]:
-    """Files that are there, command, and what it prints."""
+    """Existing files, the command, and its output."""
     found, files = [], {}
     for block in re.findall(r"```console\n(.*?)```", PAGE, flags=re.DOTALL):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
@@ -44,7 +44,7 @@ def dialogues() -> list[tuple[dict[str, str], str, str]]:
 @pytest.mark.parametrize(
     ("files", "command", "said"), dialogues(), ids=[command for _, command, _ in dialogues()]
 )
-def test_a_mistake_is_told_as_the_page_says(
+def test_a_mistake_gives_the_message_on_the_page(
     files: dict[str, str], command: str, said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name, text in files.items():
@@ -62,7 +62,7 @@ def test_a_mistake_is_told_as_the_page_says(
 
 @gin.configurable
 class Sound(gym.Env[Any, Any]):
-    """Five steps, nothing to see."""
+    """Five steps with constant observations and rewards."""
 
     observation_space: Any = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space: Any = gym.spaces.Discrete(2)
@@ -93,7 +93,7 @@ class OldStep(Sound):
 
 @gin.configurable
 class NoEnv:
-    """Whatever."""
+    """A class that is not an environment."""
 
 
 FAULTS: dict[str, Any] = {
@@ -131,7 +131,7 @@ WORDS = [f"Experiment.{setting}" for setting in TINY] + ["MetricLogger.tensorboa
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_an_environment_is_told_as_the_page_says(
+def test_a_faulty_environment_gives_the_message_on_the_page(
     fault: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     what = FAULTS[fault]
@@ -145,7 +145,7 @@ def test_a_fault_of_an_environment_is_told_as_the_page_says(
     assert "Fix: " in told
 
 
-def test_a_folder_without_data_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_data_gives_the_message_on_the_page(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["Experiment.make_train_env=@Sound", "DiskTrajDataset.takes_new_trajs=False", *WORDS]
     assert main(["--config", "tmaze", *words]) == 1
     said = "DiskTrajDataset holds too few trajectories and takes no new ones"
@@ -153,6 +153,6 @@ def test_a_folder_without_data_is_told(capfd: pytest.CaptureFixture[str]) -> Non
     assert said in " ".join(PAGE.split())
 
 
-def test_every_row_is_tried() -> None:
+def test_every_row_of_the_page_is_tested() -> None:
     assert set(ROWS) == set(FAULTS)
     assert len(dialogues()) + len(ROWS) >= 35

@@ -1,4 +1,4 @@
-"""Settings of the Transformer that the recommended presets have, at the sizes of tests."""
+"""Settings of the Transformer as in the recommended presets, at the sizes of tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEADS = {
 
 
 def recommended(n_heads: int) -> dict[str, Any]:
-    """Settings of `TransformerTrajEncoder` with so many heads."""
+    """Settings of `TransformerTrajEncoder` with this number of heads."""
     return {
         "n_heads": n_heads,
         "heads": HEADS[n_heads],

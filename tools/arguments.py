@@ -238,9 +238,7 @@ def parse_status(words: Sequence[str] | None = None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.add_argument("run_dir", type=Path, help="<ckpt_base_dir>/<run_name>")
-    as_json = "print one JSON object (with --watch: one per line)"
-    parser.add_argument("--json", action="store_true", help=as_json)
-    parser.add_argument("--watch", action="store_true", help="look again every two seconds until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(words)
     _check_exists(args.run_dir)
     return args

@@ -156,9 +156,7 @@ def find_policy(place: Path, which: str | None = None) -> Policy:
         saved = (_WEIGHTS.fullmatch(path.name) for path in store.weights_dir.glob("*"))
         names += [f"epoch:{n}" for n in sorted(int(one[1]) for one in saved if one)]
         there = f"{place} has {', '.join(names)}" if names else f"{place} has saved none"
-        if broken := store.broken_link():
-            there = broken
-        elif not place.is_dir():
+        if not place.is_dir():
             there = f"{place} {'is not a folder' if place.exists() else 'does not exist'}"
         fix = "choose one of these with --policy" if names else "give the folder of a run that has saved one"
         raise FileNotFoundError(f"There is no policy {files[which]}: {there}. Fix: {fix}.")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
-from ..gin_configs.presets import did_you_mean, preset_names, runnable_names
+from ..gin_configs.presets import did_you_mean, preset_names
 from .arguments import (
     USAGE_ERROR,
     parse_evaluate,
@@ -97,7 +97,7 @@ def _help() -> str:
             "",
             "loxodon COMMAND --help lists its options; without a COMMAND, options are those of run.",
             "loxodon --version prints the version.",
-            "loxodon --completion bash|zsh|fish prints a script for your shell.\n",
+            "loxodon --completion bash|zsh prints a script for your shell.\n",
         ]
     )
 
@@ -122,29 +122,13 @@ complete -o default -F _loxodon loxodon
 
 def _print_completion(words: Sequence[str]) -> int:
     shell = words[0] if words else ""
-    if shell not in ("bash", "zsh", "fish"):
-        sys.stderr.write(f"error: --completion got {shell!r}. Fix: write bash, zsh or fish behind it.\n")
+    if shell not in ("bash", "zsh"):
+        sys.stderr.write(f"error: --completion got {shell!r}. Fix: write bash or zsh behind it.\n")
         return USAGE_ERROR
-    options = {name: _options(name) for name in COMMANDS}
-    sys.stdout.write(_fish(options) if shell == "fish" else _bash(options, shell))
-    return 0
-
-
-def _bash(options: dict[str, list[str]], shell: str) -> str:
-    cases = "\n".join(f'       {name}) words="{" ".join(found)}" ;;' for name, found in options.items())
+    cases = "\n".join(f'       {name}) words="{" ".join(_options(name))}" ;;' for name in COMMANDS)
     script = _BASH.format(presets=" ".join(preset_names()), options=cases, commands=" ".join(COMMANDS))
-    return script if shell == "bash" else f"autoload -U +X bashcompinit && bashcompinit\n{script}"
-
-
-def _fish(options: dict[str, list[str]]) -> str:
-    add = "complete -c loxodon -n"
-    lines = [f"{add} __fish_use_subcommand -fa {name} -d '{about}'" for name, (_, about) in COMMANDS.items()]
-    for name, found in options.items():
-        used = f"'__fish_seen_subcommand_from {name}'"
-        lines += [f"{add} {used} -l {option.removeprefix('--')}" for option in found if option != "--config"]
-    lines.append(f"complete -c loxodon -l config -ra '{' '.join(preset_names())}'")
-    lines.append(f"{add} '__fish_seen_subcommand_from presets' -fa '{' '.join(runnable_names())}'")
-    return "\n".join(lines) + "\n"
+    sys.stdout.write("autoload -U +X bashcompinit && bashcompinit\n" * (shell == "zsh") + script)
+    return 0
 
 
 def _options(name: str) -> list[str]:

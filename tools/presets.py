@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import re
 import shutil
 import sys
@@ -41,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(f"{json.dumps([asdict(one) for one in presets])}\n")
         else:
             with contextlib.suppress(BrokenPipeError):  # `| head` has seen enough
-                _print_table(presets)
+                _print_wrapped(presets)
     elif args.name not in preset_names():
         meant = did_you_mean(args.name, preset_names())
         sys.stderr.write(
@@ -80,28 +79,13 @@ def _details(name: str) -> str:
     return "\n".join(wrapped) + f"\n\n{settings}"
 
 
-def _print_table(presets: Sequence[Preset]) -> None:
-    """One line per preset if the output goes to a program, or lines that fit the terminal."""
-    if sys.stdout.isatty() or "COLUMNS" in os.environ:
-        _print_wrapped(presets, max(shutil.get_terminal_size().columns, _NARROWEST))
-        return
-    rows = [("preset", "task", "encoder", "measured")]
-    rows += [(one.name, one.task, one.encoder, one.measured or "not yet") for one in presets]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        sys.stdout.write("  ".join(cells).rstrip() + "\n")
-
-
-def _print_wrapped(presets: Sequence[Preset], width: int) -> None:
+def _print_wrapped(presets: Sequence[Preset]) -> None:
+    """Lines that fit the terminal."""
     indent = max(len(one.name) for one in presets) + 2
+    width = max(shutil.get_terminal_size().columns, _NARROWEST) - indent
     for one in presets:
-        for start, text in (
-            (one.name, one.task),
-            ("", f"{one.encoder}; {one.measured or 'not measured yet'}"),
-        ):
-            lines = textwrap.wrap(text, width - indent, break_on_hyphens=False)
-            sys.stdout.write(
-                "".join(f"{'' if i else start:<{indent}}{line}\n" for i, line in enumerate(lines))
-            )
+        about_it = (one.task, f"{one.encoder}; {one.measured or 'not measured yet'}")
+        lines = [line for text in about_it for line in textwrap.wrap(text, width, break_on_hyphens=False)]
+        for start, line in zip([one.name, *[""] * len(lines)], lines, strict=False):
+            sys.stdout.write(f"{start:<{indent}}{line}\n")
     sys.stdout.write("\nloxodon presets NAME shows one of them, loxodon run NAME trains it.\n")

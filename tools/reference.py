@@ -1,7 +1,6 @@
-"""Everything that a gin file can set, by signatures and docstrings; docs/reference.md is made from here.
+"""Everything that a gin file can set, by signatures and docstrings.
 
-python -m loxodon.tools.reference                  # the page
-python -m loxodon.tools.reference Agent PPOLoss    # these alone
+`python -m loxodon.tools.reference` prints the page docs/reference.md.
 """
 
 from __future__ import annotations
@@ -72,8 +71,8 @@ def page() -> str:
         "# Reference of all settings",
         "What a gin file or the command line can set: `Agent.gamma = 0.99`; in Python it is the keyword\n"
         "`gamma` of `Agent`. A type is named with `@`: `Experiment.agent_type = @PPOAgent`. This page is\n"
-        "the output of `python -m loxodon.tools.reference`, which also takes names; `--print-config`\n"
-        "shows the values of one run and where each comes from.",
+        "the output of `python -m loxodon.tools.reference`; `--print-config` shows the values of one run\n"
+        "and where each comes from.",
     ]
     for top, known in documented().items():
         parts += [f"## {_FOLDERS[top]}", *(entry(one) for one in known)]
@@ -138,15 +137,5 @@ def _line(text: str) -> str:
     return re.sub(r"\s+", " ", text).strip().replace("|", "\\|")
 
 
-def main() -> None:
-    """Print the page, or what is known of some names."""
-    known = {str(one.entry.name): one for group in documented().values() for one in group}
-    for name in sys.argv[1:]:
-        text = entry(known[name]) if name in known else f"{name}: nothing that gin can set has this name"
-        sys.stdout.write(f"{text}\n\n")
-    if not sys.argv[1:]:
-        sys.stdout.write(page())
-
-
 if __name__ == "__main__":
-    main()
+    sys.stdout.write(page())

@@ -187,11 +187,8 @@ def _run(
     with explained():
         exp = _start(config, args.resume, args.actors is not None, args.device)
     if args.actors is not None and exp.accelerator.is_main_process:
-        first_epoch = exp.start_collecting_at_epoch
-        exp.actors = pool(
-            exp.ctx, ActorSpec(words, args.actors, exp.replay_ratio, first_epoch, args.actor_device)
-        )
-        exp.pace.expect_actors(args.actors, first_epoch)
+        first_epoch, device = exp.start_collecting_at_epoch, args.actor_device
+        exp.actors = pool(exp.ctx, ActorSpec(words, args.actors, exp.replay_ratio, first_epoch, device))
     try:
         metrics = exp.learn()
     except Stopped:  # by a signal, or because no actor is left; everything is stored and closed

@@ -19,8 +19,6 @@ from .arguments import parse_status
 from .data.find import FoundFile, age_text, find_files
 
 NO_RUN, NOBODY = 2, 3  # exit statuses; of a run that has finished, or that a process works on, it is 0
-_PERIOD_S = 2.0  # between two looks with --watch
-_CLEAR = "\x1b[H\x1b[2J"
 _FOLDERS = ("ckpts", "status", "buffer", "logs")
 _COLUMNS = (
     *("role", "host", "pid", "state", "since", "epoch"),
@@ -35,21 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     It is 0 if the run has finished or a process is at work, 3 if it stopped before its end, 2 without a run.
     """
     args = parse_status(argv)
-    clear = ""
     try:
-        while True:
-            view = overview(args.run_dir.expanduser())
-            sys.stdout.write(f"{json.dumps(view) if args.json else clear + as_text(view)}\n")
-            sys.stdout.flush()
-            if not args.watch:
-                break
-            clear = _CLEAR if sys.stdout.isatty() else ""
-            time.sleep(_PERIOD_S)
+        view = overview(args.run_dir.expanduser())
+        sys.stdout.write(f"{json.dumps(view) if args.json else as_text(view)}\n")
+        sys.stdout.flush()
     except FileNotFoundError as error:
         sys.stderr.write(f"error: {error}\n")
         return NO_RUN
-    except KeyboardInterrupt:
-        pass
     except BrokenPipeError:  # `| head` has seen enough
         sys.stderr.close()
     return 0 if view["alive"] or view["is_finished"] else NOBODY

@@ -8,8 +8,9 @@ import gin
 import gymnasium as gym
 import numpy as np
 
+from ...data.errors import check_choice
 from ..returned import METRIC_PREFIX
-from .task import StepResult, Task, check_choice, check_counts
+from .task import StepResult, Task, check_counts
 
 
 @gin.configurable
@@ -36,7 +37,7 @@ class Bandit(Task):
     def __init__(self, num_arms: int = 5, num_steps: int = 100, kind: str = "bernoulli") -> None:
         check_counts(self, num_steps=num_steps)
         check_counts(self, 2, num_arms=num_arms)
-        check_choice(self, "kind", kind, ("bernoulli", "gaussian"))
+        check_choice("Bandit.kind", kind, ("bernoulli", "gaussian"))
         self.num_arms, self.num_steps, self.kind = num_arms, num_steps, kind
         self.observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
         self.action_space = gym.spaces.Discrete(num_arms)

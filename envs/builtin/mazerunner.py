@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gin
 import numpy as np
-from gymnasium import Env, spaces
+from gymnasium import spaces
 
-from ..env_state import generator_state, set_generator_state
 from ..returned import METRIC_PREFIX
+from .task import Task, check_counts, check_share
 
 MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1), (0, 0))
 """Row and column step of the moves 0 up, 1 right, 2 down, 3 left, 4 stay."""
@@ -22,7 +22,7 @@ Obs = dict[str, Any]  # of float32 arrays
 
 
 @gin.configurable
-class MazeRunner(Env[Obs, Any]):
+class MazeRunner(Task):
     """A random maze with a sequence of goal cells that count in this order only.
 
     The maze has odd size and a border of walls. Coordinates are (x, y) = (column, row), scaled so that the
@@ -51,6 +51,16 @@ class MazeRunner(Env[Obs, Any]):
         ValueError: If an argument, or an option of reset, is not allowed.
     """
 
+    settings: ClassVar[tuple[str, ...]] = ("size", "num_goals")
+    variables: ClassVar[tuple[str, ...]] = (
+        "_is_free",
+        "_goals",
+        "_action_to_move",
+        "_cell",
+        "_time",
+        "_num_reached",
+    )
+
     def __init__(
         self,
         size: int = 11,
@@ -59,7 +69,9 @@ class MazeRunner(Env[Obs, Any]):
         loop_share: float = 0.1,
         randomize_actions: bool = False,
     ) -> None:
-        _check_sizes(size, num_goals, time_limit, loop_share)
+        _check_sizes(size, num_goals)
+        check_counts(self, time_limit=time_limit)
+        check_share(self, "loop_share", loop_share, 1.0)
         self.size, self.num_goals, self.time_limit, self.loop_share = size, num_goals, time_limit, loop_share
         self.randomize_actions = randomize_actions
         low = np.array([-1, -1, 0, 0, 0, 0, 0], np.float32)
@@ -113,32 +125,11 @@ class MazeRunner(Env[Obs, Any]):
             info[METRIC_PREFIX + "success"] = self._num_reached / self.num_goals
         return self._obs(), reward, terminated, truncated, info
 
-    def get_state(self) -> dict[str, Any]:
-        """Maze, goals, what the actions mean, where the agent is, and the random generator."""
-        return {
-            "is_free": self._is_free.copy(),
-            "goals": list(self._goals),
-            "action_to_move": list(self._action_to_move),
-            "place": [self._cell, self._time, self._num_reached],
-            "generator": generator_state(self),
-        }
-
     def set_state(self, state: dict[str, Any]) -> None:
-        """Put back what `get_state` returned.
-
-        Raises: ValueError if that was of a maze of another size.
-        """
-        if state["is_free"].shape != (self.size, self.size):
-            raise ValueError(
-                f"The saved state is of a maze of size {len(state['is_free'])}, this one has size "
-                f"{self.size}. Fix: resume with the MazeRunner.size of the earlier run, or set "
-                "Collector.save_env_state = False."
-            )
-        self._enter(state["is_free"].copy())
-        self._goals, self._action_to_move = list(state["goals"]), list(state["action_to_move"])
-        self._cell, self._time, self._num_reached = state["place"]
+        """Put back what `get_state` returned."""
+        super().set_state(state)
+        self._enter(self._is_free)
         self._show_goals()
-        set_generator_state(self, state["generator"])
 
     def _show_goals(self) -> None:
         coordinates = self._coordinates[self._goals]
@@ -225,7 +216,7 @@ def _free_distances(is_free: np.ndarray) -> np.ndarray:
     return np.stack([np.rot90(distances[turns], -turns) for turns in range(4)])
 
 
-def _check_sizes(size: int, num_goals: int, time_limit: int, loop_share: float) -> None:
+def _check_sizes(size: int, num_goals: int) -> None:
     if size < SMALLEST_SIZE or size % 2 == 0:
         raise ValueError(
             f"MazeRunner.size is {size}, but must be odd and at least {SMALLEST_SIZE}. "
@@ -236,9 +227,4 @@ def _check_sizes(size: int, num_goals: int, time_limit: int, loop_share: float) 
         raise ValueError(
             f"MazeRunner.num_goals is {num_goals}, but must lie between 1 and {most_goals} for size {size}. "
             "Fix: e.g. MazeRunner.num_goals = 3."
-        )
-    if time_limit < 1 or not 0 <= loop_share <= 1:
-        raise ValueError(
-            f"MazeRunner.time_limit is {time_limit} and loop_share {loop_share}, but they must be at least 1 "
-            "and within [0, 1]. Fix: e.g. MazeRunner.time_limit = 250 and MazeRunner.loop_share = 0.1."
         )

@@ -8,6 +8,7 @@ import gin
 import gymnasium as gym
 import numpy as np
 
+from ...data.errors import check_choice
 from ..kshot import KEEP_TASK
 from ..returned import METRIC_PREFIX
 from ..spec import import_package
@@ -34,18 +35,11 @@ class MetaWorld(gym.Env[np.ndarray, np.ndarray]):
     can_keep_task: ClassVar[bool] = True
 
     def __init__(self, benchmark: str = "ML1", task: str = "reach-v3", split: str = "train") -> None:
-        for name, value, allowed in (("benchmark", benchmark, _BENCHMARKS), ("split", split, _SPLITS)):
-            if value not in allowed:
-                raise ValueError(
-                    f"MetaWorld.{name} is {value!r}, allowed are {', '.join(map(repr, allowed))}. "
-                    "Fix: bind one of these."
-                )
+        check_choice("MetaWorld.benchmark", benchmark, _BENCHMARKS)
+        check_choice("MetaWorld.split", split, _SPLITS)
         package = import_package("metaworld", "metaworld", type(self).__name__)
-        if benchmark == "ML1" and task not in package.ML1.ENV_NAMES:
-            raise ValueError(
-                f"MetaWorld.task is {task!r}, allowed are {', '.join(package.ML1.ENV_NAMES)}. "
-                "Fix: bind one of these."
-            )
+        if benchmark == "ML1":
+            check_choice("MetaWorld.task", task, package.ML1.ENV_NAMES)
         chosen = package.ML1(task, seed=0) if benchmark == "ML1" else getattr(package, benchmark)(seed=0)
         self._classes = getattr(chosen, f"{split}_classes")
         self._tasks: dict[str, list[Any]] = {name: [] for name in self._classes}

@@ -8,8 +8,9 @@ import gin
 import gymnasium as gym
 import numpy as np
 
+from ...data.errors import check_choice
 from ..returned import METRIC_PREFIX
-from .task import StepResult, Task, check_choice, check_counts
+from .task import StepResult, Task, check_counts
 
 ORDERS = ("forward", "reverse", "by_key")
 
@@ -98,7 +99,7 @@ class Recall(_Questions):
     def __init__(self, length: int = gin.REQUIRED, num_symbols: int = 4, order: str = "forward") -> None:
         check_counts(self, length=length)
         check_counts(self, 2, num_symbols=num_symbols)
-        check_choice(self, "order", order, ORDERS)
+        check_choice("Recall.order", order, ORDERS)
         self.order = order
         self._keys: list[int] = []
         self._asked_keys: list[int] = []

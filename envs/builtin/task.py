@@ -15,7 +15,7 @@ GRID_MOVES = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
 StepResult = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
 
 
-class Task(gym.Env[np.ndarray, Any]):
+class Task(gym.Env[Any, Any]):
     """A task whose state is a few attributes and the random generator.
 
     Attributes:
@@ -71,14 +71,4 @@ def check_share(task: gym.Env[Any, Any], name: str, share: float, most: float) -
         raise ValueError(
             f"{setting} is {share!r}, but must be at least 0 and at most {most}. "
             f"Fix: bind it in gin, e.g. {setting} = 0.2."
-        )
-
-
-def check_choice(task: gym.Env[Any, Any], name: str, found: str, allowed: tuple[str, ...]) -> None:
-    """Raise ValueError unless a setting is one of the allowed words."""
-    if found not in allowed:
-        setting = f"{type(task).__name__}.{name}"
-        raise ValueError(
-            f"{setting} is {found!r}, but must be one of {allowed}. "
-            f"Fix: bind it in gin, e.g. {setting} = {allowed[0]!r}."
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,16 +13,14 @@ from ...data.errors import WrongValueError
 from ...data.spaces import ActionMap, ObsLayout, as_numpy
 from ..attributes import layers, owns
 from ..env_state import offers_state
-from ..errors import close_all, guarded
+from ..errors import close_all
 from ..returned import (
     METRIC_PREFIX,
     Metrics,
     as_flags,
-    as_info,
     as_metric,
     as_rewards,
     check_space,
-    collect_metrics,
     merged,
     reset_result,
     step_result,
@@ -34,7 +31,6 @@ from .group import ColumnCheck, StepBuffers, column_checks, step_location
 
 SAME, NEXT, DISABLED = "SameStep", "NextStep", "Disabled"
 """When a finished row is reset: with the step that ended it, with the step after, or only when asked to."""
-logger = logging.getLogger("loxodon")
 
 
 class AlreadyVectorizedEnv(SequenceVectorEnv):
@@ -47,9 +43,6 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
     - NEXT_STEP (EnvPool, `gymnasium.make_vec`): the step after an episode's end only resets the row; it is
       marked in `infos["_ignore"]`.
     - DISABLED: finished rows are reset here, by `reset(options={"reset_mask": (N,) bool})`.
-
-    Without the entry, the first episode that ends decides: SAME_STEP if there is a `final_obs`, else
-    NEXT_STEP.
 
     Args:
         specs: recipes whose target is a registered id (made by `gymnasium.make_vec` with one row per recipe)
@@ -64,7 +57,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
                 f"already_vectorized got {len(specs)} different environments, but builds a single one. "
                 "Fix: give make_train_env one callable, not a list."
             )
-        env = guarded(lambda: f"Environment {specs[0]}", "its constructor", specs[0].build_vector, len(specs))
+        env = specs[0].build_vector(len(specs))
         _check_kind(env, len(specs))
         for name in ("single_observation_space", "single_action_space"):
             check_space(env, name)
@@ -89,7 +82,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Begin new episodes everywhere; the environment turns the seed into one per row."""
         self._num_steps = 0
-        found = guarded(self._who, "reset", self.env.reset, seed=seed, options=options)
+        found = self.env.reset(seed=seed, options=options)
         self.buffers.rewards.fill(0.0)
         self._resets_next = np.zeros(self.num_envs, np.bool_)
         try:
@@ -107,7 +100,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         buffers.actions[:] = actions
         self._num_steps += 1
         env_actions = np.asarray(self._map.to_env(buffers.actions), self.env.single_action_space.dtype)
-        found = guarded(self._who, "step", self.env.step, env_actions)
+        found = self.env.step(env_actions)
         try:
             has_ended, metrics = self._take(step_result(found, self.env), ignored)
             self._check(self._obs_checks)
@@ -128,7 +121,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
             )
         for key, column in self.buffers.obs.items():
             self.buffers.final_obs[key][rows] = column[rows]
-        found = guarded(self._who, "reset", self.env.reset, options={"reset_mask": rows.copy()})
+        found = self.env.reset(options={"reset_mask": rows.copy()})
         try:
             self._write(reset_result(found, self.env)[0], self.buffers.obs, rows)
             self._check(self._obs_checks)
@@ -137,14 +130,11 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
 
     def render(self) -> Any:
         """Whatever the environment renders."""
-        return guarded(self._who, "render", self.env.render)
+        return self.env.render()
 
     def close_extras(self, **_: Any) -> None:
         """Close the environment."""
         close_all([self.env])
-
-    def _who(self) -> str:
-        return f"The vector environment {self.env_names[0]} ({type(self.env.unwrapped).__name__})"
 
     def _query(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
         """The vector environment's own attribute, else those of its rows, in gymnasium's way."""
@@ -194,13 +184,13 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
     def get_states(self) -> list[dict[str, Any]]:
         """As of its base, one state for all rows."""
         state = copy.deepcopy(self.env.get_state())
-        return [{"env": state, "resets_next": self._resets_next.copy(), "mode": self._mode}]
+        return [{"env": state, "resets_next": self._resets_next.copy()}]
 
     def set_states(self, states: Sequence[dict[str, Any]]) -> None:
         """As of its base."""
         (state,) = states
         self.env.set_state(copy.deepcopy(state["env"]))
-        self._resets_next, self._mode = state["resets_next"].copy(), state["mode"]
+        self._resets_next = state["resets_next"].copy()
 
     def _rows_have(self, name: str) -> bool:
         """True if every row has the attribute and can be asked for it."""
@@ -220,7 +210,8 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         has_ended = bool(ended.any())
         metrics = self._columns_of(infos, self._all_rows if taken is None else taken, self._all_rows)
         if has_ended:
-            metrics = merged(self._final_metrics(infos.get("final_info"), ended), metrics)
+            of_the_end = self._columns_of(infos.get("final_info") or {}, ended, ended)
+            metrics = merged(of_the_end, metrics)
         self._write(raw, buffers.obs)
         if has_ended:
             metrics = merged(metrics, self._finish(ended, infos))
@@ -229,14 +220,6 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
 
     def _finish(self, ended: np.ndarray, infos: Mapping[str, Any]) -> Metrics:
         """Fill `final_obs` and, where possible, `obs` of the rows that ended; metrics of their reset."""
-        if self._mode is None:
-            self._mode = SAME if _final_obs(infos) is not None else NEXT
-            logger.warning(
-                "%s does not say when it resets finished rows; it looks like %s. If that is wrong, set its "
-                "metadata['autoreset_mode'].",
-                type(self.env).__name__,
-                self._mode,
-            )
         if self._mode == SAME:
             self._write_final(infos, ended)
             return []
@@ -245,8 +228,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         if self._mode == NEXT:
             self._resets_next = ended
             return []
-        options = {"reset_mask": ended.copy()}
-        found = guarded(self._who, "reset", self.env.reset, options=options)
+        found = self.env.reset(options={"reset_mask": ended.copy()})
         raw, reset_infos = reset_result(found, self.env)
         self._write(raw, self.buffers.obs, ended)
         return self._columns_of(reset_infos, ended, ended)
@@ -278,7 +260,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         return value
 
     def _write_final(self, infos: Mapping[str, Any], ended: np.ndarray) -> None:
-        final = _final_obs(infos)
+        final = infos.get("final_obs")
         if final is None:
             raise ValueError(
                 f"{type(self.env).__name__} ended an episode without infos['final_obs'] (its infos: "
@@ -309,20 +291,6 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         name = self.env_names[error.row or 0]
         return error.completed(f"The environment {name} returned", step_location(error.row, self._num_steps))
 
-    def _final_metrics(self, final: Any, ended: np.ndarray) -> Metrics:
-        """Metrics of `final_info`, the infos of the last step of rows that ended.
-
-        final: a dict of arrays with masks, as gymnasium has it; one dict or None per row, as it had it until
-            0.29; or None.
-        """
-        if final is None or isinstance(final, Mapping):
-            return self._columns_of(final or {}, ended, ended)
-        metrics: Metrics = []
-        for row in np.flatnonzero(ended).tolist():
-            if (info := self._batch(final, "final_info")[row]) is not None:
-                collect_metrics(as_info(info), row, metrics)
-        return metrics
-
     def _columns_of(self, infos: Mapping[str, Any], unmasked: np.ndarray, allowed: np.ndarray) -> Metrics:
         """Metrics of infos that have one entry per environment, with the mask "_<key>" of those that count.
 
@@ -351,20 +319,16 @@ def _of_row(error: WrongValueError, rows: np.ndarray | None) -> WrongValueError:
     return error.at(int(np.flatnonzero(rows)[error.row]))
 
 
-def _final_obs(infos: Mapping[str, Any]) -> Any:
-    return infos.get("final_obs", infos.get("final_observation"))
-
-
 def _name_of(env: Any) -> str:
     own = getattr(env, "env_name", None) or getattr(env.spec, "name", None)
     return str(own or type(env.unwrapped).__name__.removesuffix("GymnasiumEnvPool"))
 
 
-def _autoreset_mode(env: Any) -> str | None:
-    """SAME, NEXT, DISABLED, or None when the environment does not say."""
+def _autoreset_mode(env: Any) -> str:
+    """SAME, NEXT or DISABLED."""
     mode = (env.metadata or {}).get("autoreset_mode")
-    name = getattr(mode, "value", mode)
-    if name not in (SAME, NEXT, DISABLED, None):
+    name = str(getattr(mode, "value", mode))
+    if name not in (SAME, NEXT, DISABLED):
         raise ValueError(
             f"{type(env).__name__} has metadata['autoreset_mode'] = {mode!r}, but gymnasium.vector's "
             "AutoresetMode knows NEXT_STEP, SAME_STEP and DISABLED. Fix: set it to one of these."

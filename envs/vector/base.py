@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -13,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from ...data.spaces import is_text
-from ..returned import METRIC_PREFIX, Metrics
+from ..returned import Metrics
 from .group import StepBuffers
 
 try:
@@ -24,51 +23,15 @@ except ImportError:  # gymnasium 1.0 has the behaviour, but not yet the name
 logger = logging.getLogger("loxodon")
 SAME_STEP: Any = AutoresetMode.SAME_STEP if AutoresetMode is not None else "SameStep"
 _SLACK = 1e-3  # fraction of a bound by which a value may exceed it through rounding
+_STEPS_TO_CHECK = 100
 _OWN_METHODS = ("reset", "step", "close", "render")
 StepResult = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
-class _Bounds(NamedTuple):
-    """Limits of a Box, with some slack for rounding, and memory for comparisons with them.
-
-    low, high: an array, or one number for all elements; is_outside: (2, N, ...) bool, is_below and is_above.
-    """
-
-    low: Any
-    high: Any
-    is_outside: np.ndarray
-    is_below: np.ndarray
-    is_above: np.ndarray
-
-    def index_outside(self, values: np.ndarray, rows: np.ndarray | None) -> tuple[int, ...] | None:
-        """Index of the first value (N, ...) outside, or None; rows: (N,) bool, those that count."""
-        np.less(values, self.low, self.is_below)
-        np.greater(values, self.high, self.is_above)
-        if not np.count_nonzero(self.is_outside):
-            return None
-        found = np.argwhere(self.is_below | self.is_above)
-        found = found if rows is None else found[rows[found[:, 0]]]
-        return tuple(found[0].tolist()) if len(found) else None
-
-
-def _bounds_of(space: spaces.Space[Any], num_envs: int) -> _Bounds | None:
-    """The bounds of a Box; None for other spaces, and if its dtype can hold nothing outside."""
-    if not isinstance(space, spaces.Box):
-        return None
-    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-    if space.dtype.kind in "iu":
-        widest = np.iinfo(space.dtype)
-        is_free = (low <= widest.min).all() and (high >= widest.max).all()
-    else:
-        is_free = np.isinf(low).all() and np.isinf(high).all()
-    if is_free:
-        return None
-    slack = [_SLACK * np.maximum(1.0, np.abs(bound)) for bound in (low, high)]
-    with np.errstate(over="ignore"):  # infinity is as good a bound as the largest number
-        limits = (low - slack[0]).astype(np.float32), (high + slack[1]).astype(np.float32)
-    lowest, highest = (x.flat[0] if (x == x.flat[0]).all() else x for x in limits)
-    memory = np.empty((2, num_envs, *space.shape), np.bool_)
-    return _Bounds(lowest, highest, memory, *memory)
+def _widened(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds that rounding does not leave."""
+    low, high = (bound.astype(np.float64) for bound in (space.low, space.high))
+    return low - _SLACK * np.maximum(1.0, np.abs(low)), high + _SLACK * np.maximum(1.0, np.abs(high))
 
 
 class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
@@ -115,10 +78,9 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self.env_observation_space: spaces.Space[Any] = obs_space
         self.env_action_space: spaces.Space[Any] = action_space
         self.env_names: list[str] = []
-        self._obs_spaces = obs_space.spaces
-        bounds = ((key, _bounds_of(space, self.num_envs)) for key, space in obs_space.spaces.items())
-        self._obs_bounds = {key: found for key, found in bounds if found is not None}
-        self._odd_metrics: set[str] = set()
+        boxes = {key: space for key, space in obs_space.spaces.items() if isinstance(space, spaces.Box)}
+        self._obs_bounds = {key: _widened(space) for key, space in boxes.items()}  # until a value is outside
+        self._steps_to_check = _STEPS_TO_CHECK
         self.text_keys = tuple(key for key, space in obs_space.spaces.items() if is_text(space))
 
     def seeds_of(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
@@ -231,59 +193,34 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
     def infos(self, has_ended: bool, metrics: Metrics) -> dict[str, Any]:
         """The infos dict of one call, whose observations are in the buffers."""
-        if self._obs_bounds:
-            self._warn_if_outside(self.buffers.obs, None)
+        if self._steps_to_check:
+            self._steps_to_check -= 1
+            self._warn_if_outside(self.buffers.obs, range(self.num_envs))
         infos: dict[str, Any] = {}
         if has_ended:
             ended = self.buffers.terminated | self.buffers.truncated
             infos["final_obs"], infos["_final_obs"] = self.buffers.final_obs, ended
-            if self._obs_bounds:
-                self._warn_if_outside(self.buffers.final_obs, ended)
+            self._warn_if_outside(self.buffers.final_obs, np.flatnonzero(ended).tolist())
         if metrics:
-            infos["metrics"] = self._finite(metrics)
+            infos["metrics"] = metrics
         return infos
 
-    def _finite(self, metrics: Metrics) -> Metrics:
-        """The metrics without NaN and infinity, which would spoil every mean; warns once of each."""
-        found: Metrics = []
-        for row, name, value in metrics:
-            numbers = value if isinstance(value, list) else [value]
-            finite = [number for number in numbers if math.isfinite(number)]
-            if len(finite) == len(numbers):
-                found.append((row, name, value))
-                continue
-            found.append((row, name, finite))
-            if name not in self._odd_metrics:
-                self._odd_metrics.add(name)
+    def _warn_if_outside(self, obs: dict[str, np.ndarray], rows: Sequence[int]) -> None:
+        """Warn, once per key, of observations in these rows that the observation space does not allow."""
+        for key, (low, high) in list(self._obs_bounds.items()):
+            values = obs[key][rows]
+            is_outside = (values < low) | (values > high)
+            if is_outside.any():
+                del self._obs_bounds[key]
+                row, *place = np.argwhere(is_outside)[0].tolist()
                 logger.warning(
-                    "The environment %s returned %s as info['%s%s']. Values that are not finite are left out "
-                    "of the mean. Fix: leave the key out where there is no value.",
-                    self.env_names[row],
-                    next(number for number in numbers if not math.isfinite(number)),
-                    METRIC_PREFIX,
-                    name,
+                    "The environment %s returned %g as observation %r, outside the bounds of its space: %s. "
+                    "Nothing is clipped. Fix: correct the environment or its observation_space.",
+                    self.env_names[rows[row]],
+                    values[(row, *place)],
+                    key,
+                    self.single_observation_space,
                 )
-        return found
-
-    def _warn_if_outside(self, obs: dict[str, np.ndarray], rows: np.ndarray | None) -> None:
-        """Warn, once per key, of observations that the observation space does not allow.
-
-        rows: (N,) bool, those to look at; None for all.
-        """
-        for key, bounds in list(self._obs_bounds.items()):
-            values = obs[key]
-            index = bounds.index_outside(values, rows)
-            if index is None:
-                continue
-            del self._obs_bounds[key]
-            logger.warning(
-                "The environment %s returned %g as observation %r, outside the bounds of its space: %s. "
-                "Nothing is clipped. Fix: correct the environment or the bounds of its observation_space.",
-                self.env_names[index[0]],
-                values[index],
-                key,
-                self._obs_spaces[key],
-            )
 
     def step_result(self, has_ended: bool, metrics: Metrics) -> StepResult:
         """The return value of `step`, from the buffers."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import guarded
 from ..spec import EnvSpec, build_all
 from .base import SequenceVectorEnv, StepResult
 from .group import EnvGroup, StepBuffers, check_same_spaces
@@ -32,28 +31,24 @@ class SyncVectorEnv(SequenceVectorEnv):
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Begin new episodes everywhere; env i is seeded with seed + i."""
-        metrics = guarded(self._failed, "reset", self._group.reset, self.seeds_of(seed), options)
+        metrics = self._group.reset(self.seeds_of(seed), options)
         self.env_names = self._group.env_names
         return self.buffers.obs, self.infos(False, metrics)
 
     def step(self, actions: Any) -> StepResult:
         """One env step everywhere."""
         self.buffers.actions[:] = actions
-        has_ended, metrics = guarded(self._failed, "step", self._group.step)
+        has_ended, metrics = self._group.step()
         self.env_names = self._group.env_names
         return self.step_result(has_ended, metrics)
 
     def _query(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-        return tuple(guarded(self._failed, what, self._group.query, what, arguments))
+        return tuple(self._group.query(what, arguments))
 
     def render(self) -> tuple[Any, ...]:
         """One frame per environment."""
-        return tuple(guarded(self._failed, "render", self._group.render))
+        return tuple(self._group.render())
 
     def close_extras(self, **_: Any) -> None:
         """Close every environment."""
         self._group.close()
-
-    def _failed(self) -> str:
-        row = self._group.failed_row
-        return f"Environment {row} ({self.env_names[row]})"

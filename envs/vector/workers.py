@@ -22,6 +22,7 @@ from typing import Any
 import gin
 import numpy as np
 
+from ...data.errors import check_choice
 from ..errors import EnvError, close_all
 from ..gin_values import ship
 from ..returned import Metrics
@@ -64,11 +65,8 @@ class AsyncVectorEnv(SequenceVectorEnv):
         seed: int | None = None,
     ) -> None:
         self.closed = True  # until there is something to close
-        if context is not None and context not in CONTEXTS:
-            raise ValueError(
-                f"async_env_mp_context is {context!r}, but must be None or one of {CONTEXTS}. "
-                "Fix: set Experiment.async_env_mp_context."
-            )
+        if context is not None:
+            check_choice("Experiment.async_env_mp_context", context, CONTEXTS)
         num_workers = _count_workers(num_workers, len(specs), share)
         (probe,) = build_all(specs[:1])
         obs_space, action_space = probe.obs_layout.space, probe.action_map.policy_space

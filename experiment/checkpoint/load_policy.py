@@ -38,10 +38,9 @@ from ..process.versions import version_of
 from .policy_file import POLICY_FORMAT, PolicyInfo, check_fit, fit_weights, read_json, read_policy
 from .recipes import called_name, from_json, name_of
 from .spaces import EnvSpaces
-from .store import MARKER, damage, policy_in
+from .store import damage, find_files
 
 logger = logging.getLogger("loxodon")
-_FILE = "policy.safetensors"
 # What an agent may build and throw away again, beyond twice the tensors of its file, as it is built twice.
 _SPARE_MODULES, _SPARE_NUMBERS = 500, 1 << 28
 _MOST_STATE_BYTES = 1 << 32  # size of one environment's memory
@@ -238,7 +237,11 @@ def load_policy(
             build the agent.
         ImportError: If a class that it needs is not imported and not in `trust`, or cannot be imported.
     """
-    file = _find_file(Path(path).expanduser())
+    file = find_files(Path(path).expanduser(), "load_policy")
+    if file.is_dir():  # a training state
+        if (problem := damage(file)) is not None:
+            raise ValueError(f"The checkpoint {file} is damaged: {problem}. Fix: choose another one.")
+        file /= "model.safetensors"
     info, weights = read_policy(file)
     env_spaces = info.env_spaces()
     if info.format != POLICY_FORMAT or env_spaces is None or info.types is None or info.max_seq_len is None:
@@ -482,25 +485,6 @@ def _is_part(found: registry.Configurable, trust: Sequence[str]) -> bool:
     if isinstance(found.wrapped, type) and issubclass(found.wrapped, nn.Module):
         return True
     return is_trusted(found.wrapped.__module__ or "", ("loxodon.agents", "loxodon.nets", *trust))
-
-
-def _find_file(path: Path) -> Path:
-    """The policy file that `path` means."""
-    if path.is_file():
-        return path
-    if (path / MARKER).exists():
-        if (problem := damage(path)) is not None:
-            raise ValueError(f"The checkpoint {path} is damaged: {problem}. Fix: choose another one.")
-        return path / "model.safetensors"
-    if (place := policy_in(path)) is not None:
-        return place
-    if (path / _FILE).is_file():
-        return path / _FILE
-    raise FileNotFoundError(
-        f"There is no policy at {path}. Allowed are a .safetensors file, a complete checkpoint folder, and a "
-        f"run folder with ckpts/best/{_FILE} or ckpts/latest/{_FILE}. Fix: check the path; runs lie in "
-        "<ckpt_base_dir>/<run_name>."
-    )
 
 
 # ---- types by name ----

@@ -175,36 +175,27 @@ def load_what_fits(model: nn.Module, weights: Mapping[str, Tensor], source: str)
     Raises: ValueError naming both sets if nothing fits.
     """
     own = model.state_dict()
-    shared = own.keys() & weights.keys()
-    fits = {name for name in shared if own[name].shape == weights[name].shape}
+    fits = [name for name in own if name in weights and own[name].shape == weights[name].shape]
+    left = [name for name in own if name not in fits]
+    unused = [name for name in weights if name not in fits]
     if not fits:
-        shapes = f" The shapes of {_some(sorted(shared))} differ." if shared else ""
         raise ValueError(
-            f"No tensor of {source} fits this agent: there are {_by_module(weights)}, and the agent has "
-            f"{_by_module(own)}.{shapes} Fix: use the encoders and sizes that it was trained with."
+            f"No tensor of {source} fits this agent by name and shape: there are {_by_module(weights)}, and "
+            f"the agent has {_by_module(own)}. Fix: use the encoders and sizes that it was trained with."
         )
     with torch.no_grad():
         for name in fits:
             own[name].copy_(weights[name])
-    parts = [f"{len(fits)} of {len(own)} tensors: {_by_module(sorted(fits))}"]
-    if left := sorted(own.keys() - fits):
-        parts.append(f"not loaded, as before: {_by_module(left)}")
-    if other := sorted(shared - fits):
-        parts.append(f"of another shape: {_some(other)}")
-    if unused := sorted(weights.keys() - fits):
-        parts.append(f"there, but not used: {_by_module(unused)}")
-    return "; ".join(parts)
+    return (
+        f"{len(fits)} of {len(own)} tensors: {_by_module(fits)}; not loaded, as before: {_by_module(left)}; "
+        f"there, but not used: {_by_module(unused)}"
+    )
 
 
 def _by_module(names: Iterable[str]) -> str:
     """`tstep_encoder (6), traj_encoder (20)`."""
     counts = Counter(name.partition(".")[0] for name in names)
-    return ", ".join(f"{module} ({count})" for module, count in counts.items())
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    return ", ".join(f"{module} ({count})" for module, count in counts.items()) or "none"
 
 
 # ---- the file itself ----

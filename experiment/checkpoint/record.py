@@ -117,7 +117,7 @@ def type_to_json(thing: Any) -> Any:
 # --- differences ----------------------------------------------------------------------------------------
 
 
-def check_checkpoint(saved: Mapping[str, Any], own: RunRecord, where: str, on_mismatch: str) -> None:
+def check_checkpoint(saved: Mapping[str, Any], own: RunRecord, where: str) -> None:
     """Compare a checkpoint's metadata with this run, before anything is loaded.
 
     Logs one warning for versions and one for settings that differ. A checkpoint without metadata passes.
@@ -126,9 +126,8 @@ def check_checkpoint(saved: Mapping[str, Any], own: RunRecord, where: str, on_mi
         saved: the metadata.
         own: of this run.
         where: what to call it, such as "the checkpoint runs/x/...".
-        on_mismatch: "error" or "warn", for another major version of Loxodon.
 
-    Raises: ValueError if observations or actions differ, naming each difference, or for such a version.
+    Raises: ValueError if observations or actions differ, naming each difference.
     """
     if "packages" not in saved:
         return
@@ -139,24 +138,12 @@ def check_checkpoint(saved: Mapping[str, Any], own: RunRecord, where: str, on_mi
         what=beginning,
         fix="resume with the environment it was trained in, or choose another run_name for a new run.",
     )
-    written_by, here = saved["packages"].get("loxodon"), own.packages.get("loxodon")
-    if written_by and here and _major(written_by) != _major(here) and on_mismatch == "error":
-        raise ValueError(
-            f"{where} was written by Loxodon {written_by}, this process has {here}, which may read it in "
-            "another way. Fix: install that version, or set CheckpointManager.on_mismatch = 'warn' to try."
-        )
     if versions := _version_differences(saved, vars(own)):
         logger.warning("%s was written with other versions: %s.", beginning, ", ".join(versions))
     if lines := config_differences(saved["config_requested"], own.config_requested):
         more = [f"and {len(lines) - _SHOWN_LINES} more"] if len(lines) > _SHOWN_LINES else []
         shown = "\n  ".join([*lines[:_SHOWN_LINES], *more])
         logger.warning("Settings differ from those of %s (- there, + here):\n  %s", where, shown)
-
-
-def _major(version: str) -> list[str]:
-    """What changes with incompatible versions: the first number, before 1.0 the first two."""
-    numbers = version.split(".")
-    return numbers[:2] if numbers[0] == "0" else numbers[:1]
 
 
 def _version_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:

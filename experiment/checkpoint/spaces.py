@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,11 +58,6 @@ class EnvSpaces:
             f"The spaces in the header of the file have {size:,} numbers, but at most {_MAX_NUMBERS:,} are "
             f"allowed. {_FIX}"
         )
-
-    def digest(self) -> str:
-        """16 hexadecimal digits, the same for equal spaces."""
-        text = json.dumps(self.to_json(), sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def space_to_json(space: Space[Any]) -> dict[str, Any]:

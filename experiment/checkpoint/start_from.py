@@ -12,14 +12,14 @@ from typing import Any
 
 import gin
 
-from ..artifacts.stores import CONTENT, POLICY, STATE, ArtifactStore, find_artifact
+from ..artifacts.stores import ArtifactStore, find_artifact
 from ..callbacks import Callback
 from ..contracts import Run, RunContext
 from ..process.distributed import from_main
 from ..process.files import check_tree
 from .policy_file import load_what_fits, read_policy, warn_of_format
 from .spaces import check_spaces
-from .store import MARKER, CheckpointManager, TrainingState, policy_in
+from .store import TrainingState, find_files
 
 logger = logging.getLogger("loxodon")
 _WEIGHTS_SUFFIX = ".safetensors"
@@ -79,45 +79,6 @@ def _fetch(
     stored = store.get(info.reference, folder)
     check_tree(stored)  # its author is whoever can write to the store
     return find_files(stored, name), info.name.partition("/")[0]
-
-
-def find_files(path: Path, name: str) -> Path:
-    """The training state (a folder) or weights (a file) at `path`.
-
-    The folder of an artifact stands for what is in it, that of a run for its best policy, or else its latest.
-
-    Raises: FileNotFoundError if there is neither, naming what a run nearby has.
-    """
-    if path.is_file():
-        return path
-    for folder in (path, path / CONTENT[STATE]):
-        if (folder / MARKER).is_file():
-            return folder
-    if (path / CONTENT[POLICY]).is_file():
-        return path / CONTENT[POLICY]
-    if (policy := policy_in(path)) is not None:
-        return policy
-    holds = ", ".join(sorted(one.name for one in path.iterdir())) if path.is_dir() else ""
-    found = f"holds neither a training state nor {CONTENT[POLICY]}, but: {holds or 'nothing'}"
-    raise FileNotFoundError(
-        f"{name}: '{path}' {found if path.is_dir() else 'does not exist'}. Fix: name a "
-        f"checkpoint's folder, a {_WEIGHTS_SUFFIX} file, the folder of an artifact's version, or that of a "
-        f"run (of which ckpts/best is taken, else ckpts/latest).{_nearby(path)}"
-    )
-
-
-def _nearby(path: Path) -> str:
-    """The contents of the run that `path` lies in, for an error; empty if it lies in none."""
-    for folder in (path, *path.absolute().parents[:4]):  # deeper nothing of a run lies
-        root = folder if folder.name == "ckpts" else folder / "ckpts"
-        if root.is_dir():
-            run = CheckpointManager(root.parent, root.parent.name)
-            files = {"ckpts/best": run.best_path, "ckpts/latest": run.latest_path}
-            there = [name for name, file in files.items() if file.is_file()]
-            if epochs := run.complete_epochs():
-                there.append(f"training states of epochs {', '.join(map(str, epochs))} in {run.states_dir}")
-            return f" {root.parent} has {', '.join(there) or 'neither policies nor checkpoints'}."
-    return ""
 
 
 def as_branch(state: TrainingState) -> TrainingState:

@@ -36,7 +36,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ...data.errors import FormatError, check_choice, visible
+from ...data.errors import FormatError, visible
+from ..artifacts.stores import CONTENT, POLICY, STATE
 from ..process.files import fsync, json_object, parse_json, remove_left_over, write_text
 from ..process.ranges import check_number
 from .policy_file import PolicyInfo, plain_tensors, policy_header, write_policy
@@ -79,8 +80,6 @@ class CheckpointManager:
         best_by: name of the logged figure that the best policy is judged by; the policy is that of the moment
             in which the figure is logged.
         lowest_is_best: whether a lower figure is a better one.
-        on_mismatch: what is done with a checkpoint of another major version of Loxodon (before 1.0: minor):
-            "error" refuses it, "warn" only says so, as of all other versions.
         keep: newest training states that stay; None for all. keep_every: those after a multiple of so many
             epochs stay too. Policy weights always stay.
         every_minutes: after so many without a checkpoint, and after the first epoch of a run, the running
@@ -108,7 +107,6 @@ class CheckpointManager:
         facts: Callable[[], Mapping[str, str]] = dict,
         best_by: str = "val/return",
         lowest_is_best: bool = False,
-        on_mismatch: str = "error",
         keep: int | None = None,
         keep_every: int | None = None,
         every_minutes: float | None = 5.0,
@@ -119,8 +117,7 @@ class CheckpointManager:
         check_number("CheckpointManager.every_minutes", every_minutes, above=0, optional=True)
         self.keep, self.keep_every = keep, keep_every
         self.every_minutes, self.exact_resume = every_minutes, exact_resume
-        check_choice("CheckpointManager.on_mismatch", on_mismatch, ("error", "warn"))
-        self.best_by, self.lowest_is_best, self.on_mismatch = best_by, lowest_is_best, on_mismatch
+        self.best_by, self.lowest_is_best = best_by, lowest_is_best
         self.root, self.run_name, self.rank, self.num_ranks = run_dir / "ckpts", run_name, rank, num_ranks
         self.facts = facts
         self.run_id: str | None = None
@@ -210,19 +207,11 @@ class CheckpointManager:
                 found[int(match[1])] = marker.parent
         return found
 
-    def broken_link(self) -> str | None:
-        """Describe a checkpoint folder that is a link to nowhere; None for any other."""
-        if not self.root.is_symlink() or self.root.exists():
-            return None
-        return f"{self.root} is a link to {self.root.readlink()}, which does not exist"
-
     def newest_epoch(self) -> int:
         """Epoch of the newest complete checkpoint.
 
         Raises: FileNotFoundError when there is none.
         """
-        if broken := self.broken_link():
-            raise FileNotFoundError(f"{broken}. Fix: make that folder available, or remove the link.")
         epochs = self.complete_epochs()
         if not epochs:
             old = sorted(path.name for path in self.root.parent.glob("ckpts_old*"))
@@ -470,11 +459,31 @@ def _key(key: Any) -> Any:
 # ---- what is in a folder ----
 
 
-def policy_in(folder: Path) -> Path | None:
-    """The best policy of a run, or else its latest; None without either. folder: of the run, or its ckpts."""
-    root = folder / "ckpts" if (folder / "ckpts").is_dir() else folder
-    places = (root / name / "policy.safetensors" for name in ("best", "latest"))
-    return next((place for place in places if place.is_file()), None)
+def find_files(path: Path, name: str) -> Path:
+    """The training state (a folder) or weights (a file) at `path`.
+
+    The folder of an artifact stands for what is in it, that of a run for its best policy, or else its latest.
+
+    name: of the setting or function, for the error.
+
+    Raises: FileNotFoundError if there is neither.
+    """
+    if path.is_file():
+        return path
+    for folder in (path, path / CONTENT[STATE]):
+        if (folder / MARKER).is_file():
+            return folder
+    root = path / "ckpts" if (path / "ckpts").is_dir() else path
+    for file in (path / CONTENT[POLICY], *(root / kind / CONTENT[POLICY] for kind in ("best", "latest"))):
+        if file.is_file():
+            return file
+    holds = ", ".join(sorted(one.name for one in path.iterdir())) if path.is_dir() else ""
+    found = f"holds neither a training state nor {CONTENT[POLICY]}, but: {holds or 'nothing'}"
+    raise FileNotFoundError(
+        f"{name}: '{path}' {found if path.is_dir() else 'does not exist'}. Fix: name a .safetensors file, or "
+        "the folder of a checkpoint, of an artifact's version, or of a run (for its ckpts/best, else "
+        "ckpts/latest)."
+    )
 
 
 def about(folder: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import gin
 from gymnasium import spaces
@@ -13,6 +13,7 @@ from ...data import Layout
 from ...data.spaces import ActionCode, ObsLayout, PolicyActionSpace
 from ...envs import AsyncVectorEnv, EnvHalves, EnvSpec, make_vector_env, resolve_env
 from ...envs.vector.group import have_same_spaces
+from ..checkpoint.spaces import EnvSpaces
 from ..process.rng import derive_seed
 
 MakeEnv = EnvSpec | str | Callable[..., Any]
@@ -109,29 +110,21 @@ def describe_envs(train_envs: Any, env_mode: str) -> str:
     return "none for training" if train_envs is None else f"{train_envs.num_envs} x {env_mode}"
 
 
-class Spaces(NamedTuple):
-    """Observations and actions as the agent sees them, and as the environment itself has them."""
+def spaces_of(
+    envs: Any, make_env: MakeEnv | Sequence[MakeEnv], num_envs: int, env_mode: str
+) -> tuple[spaces.Dict, PolicyActionSpace, EnvSpaces]:
+    """Observations and actions as the agent sees them, and both as the environment itself has them.
 
-    obs: spaces.Dict
-    action: PolicyActionSpace
-    env_obs: spaces.Space[Any]
-    env_action: spaces.Space[Any]
-
-
-def spaces_of(envs: Any, make_env: MakeEnv | Sequence[MakeEnv], num_envs: int, env_mode: str) -> Spaces:
-    """The spaces of `envs`, or where there are none those of what `make_env` makes, to look at them."""
-    if envs is not None:
-        return Spaces(
-            envs.single_observation_space,
-            envs.single_action_space,
-            envs.env_observation_space,
-            envs.env_action_space,
-        )
-    if env_mode != "already_vectorized":  # one is enough
-        first: Any = make_env
-        make_env, num_envs, env_mode = first[0] if isinstance(first, list | tuple) else first, 1, "sync"
-    with contextlib.closing(make_envs(make_env, num_envs, env_mode)) as probe:
-        return spaces_of(probe, make_env, num_envs, env_mode)
+    envs: whose; None for those that `make_env` makes, to look at them.
+    """
+    if envs is None:
+        if env_mode != "already_vectorized":  # one is enough
+            first: Any = make_env
+            make_env, num_envs, env_mode = first[0] if isinstance(first, list | tuple) else first, 1, "sync"
+        with contextlib.closing(make_envs(make_env, num_envs, env_mode)) as probe:
+            return spaces_of(probe, make_env, num_envs, env_mode)
+    own = EnvSpaces(envs.env_observation_space, envs.env_action_space)
+    return envs.single_observation_space, envs.single_action_space, own
 
 
 def check_evaluation(envs: Any, obs_space: spaces.Dict, action_space: PolicyActionSpace) -> None:

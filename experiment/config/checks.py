@@ -6,6 +6,7 @@ see `resolved`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import tokenize
@@ -258,7 +259,7 @@ def wrong_types(bindings: Sequence[Binding]) -> list[str]:
         line = line_of_value(binding, bindings)
         found.append(
             f"{line.origin}: {binding.key} = {binding.value!r} is {_kind_of(value)}, but {describe(hint)} is "
-            f"allowed.{near} Fix: {_fix(line, value, hint)}."
+            f"allowed.{near} Fix: {_fix(value, hint)}."
         )
     return found
 
@@ -368,19 +369,13 @@ def _with_article(name: str) -> str:
     return f"{'an' if name[0] in 'AEIOaeiou' else 'a'} {name}"
 
 
-def _fix(binding: Binding, value: Any, hint: Any) -> str:
+def _fix(value: Any, hint: Any) -> str:
     """The change that most likely makes `value` fit `hint`."""
     wants_callable = any(kind in _CALLABLES for kind, _ in _alternatives(hint))
-    takes_items = any(args for _, args in _alternatives(hint))
     for other in _respelled(value):
         is_call = isinstance(other, Reference) and other.is_called
-        if isinstance(other, str) and not isinstance(value, str) and takes_items:
-            continue  # a number in quotes is rarely meant where there may be several names
         if fits(other, hint) and not (is_call and wants_callable):  # which would fit by being callable
-            is_typed = (
-                isinstance(other, str) and binding.origin.file == COMMAND_LINE
-            )  # quoted for the shell, too
-            return f'write {binding.key}="{other!r}"' if is_typed else f"write {other!r}"
+            return f"write {other!r}"
     choices = [
         repr(ref)
         for known in registry.all_known()
@@ -402,32 +397,15 @@ def _surely_makes(known: Configurable, hint: Any) -> bool:
 
 
 def _respelled(value: Any) -> Iterator[Any]:
-    """What may be meant by a value of another type."""
+    """The same reference with or without its call, or a string without its quotes, or with an `@`."""
     if isinstance(value, Reference):
         yield Reference(value.scoped_name, not value.is_called)
-        return
-    if isinstance(value, str):
-        yield from _inside_quotes(value)
-    elif isinstance(value, (int, float)) or value is None:
-        if value in (0, 1):
-            yield bool(value)
-        if isinstance(value, float) and value.is_integer():
-            yield int(value)
-        if value is not None:
-            yield str(value)
-    items = value if isinstance(value, (list, tuple)) else [value]
-    yield from (list(items), tuple(items))
-
-
-def _inside_quotes(value: str) -> Iterator[Any]:
-    """What gin would read without the quotes, or with an `@` in their place."""
-    for text in (value, value.capitalize(), f"@{value}", f"@{value}()"):
-        try:
-            inner = bindings_in(f"x = {text}")[0].value
-        except (SyntaxError, tokenize.TokenError, ValueError):
-            continue
-        if not isinstance(inner, Reference) or len(registry.find(inner.name)) == 1:
-            yield inner
+    elif isinstance(value, str):
+        for text in (value, value.capitalize(), f"@{value}", f"@{value}()"):
+            with contextlib.suppress(SyntaxError, tokenize.TokenError, ValueError):
+                inner = bindings_in(f"x = {text}")[0].value
+                if not isinstance(inner, Reference) or len(registry.find(inner.name)) == 1:
+                    yield inner
 
 
 # --- missing values -------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ SETTINGS = (
     "MetricLogger.*",
     "FinalTest.*",
     "ProfileEpoch.*",
-    "Pretraining.cache_dir",
     "WallClockLimit.*",  # a stopped run continues as if it had not been
     # how many processes and threads do the work
     "AsyncVectorEnv.num_workers",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import sys
 import sysconfig
 import tokenize
@@ -239,8 +238,7 @@ class Source:
                 raise ConfigError(f"{origin}: `{origin.text}` leads back to itself. Fix: remove this line.")
             self.read_file(included, opened)
         elif isinstance(statement, config_parser.ImportStatement):
-            if (warning := _run_import(statement, origin, opened[-1].parent)) is not None:
-                self.warnings.append(warning)
+            _run_import(statement, origin)
             self.imports.append(statement.format())
         elif isinstance(statement, config_parser.BindingStatement):
             binding = _binding(statement, origin, number)
@@ -320,18 +318,14 @@ def import_path() -> list[str]:
     return [str(one) for one in found if one.is_dir() and one.name not in ("site-packages", "dist-packages")]
 
 
-def _run_import(statement: Any, origin: Origin, folder: Path) -> str | None:
+def _run_import(statement: Any, origin: Origin) -> None:
     """Import a module that a config names, so that its classes are known; the working folder is searched too.
-
-    folder: of the config.
-
-    Returns: a warning if another module of that name hides the one in `folder`.
 
     Raises: ConfigError if it cannot be imported, led by the place in the module that is wrong.
     """
     search_in(Path.cwd())
     try:
-        module = importlib.import_module(statement.module)
+        importlib.import_module(statement.module)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{statement.module}.".startswith(f"{missing}."):
@@ -345,15 +339,6 @@ def _run_import(statement: Any, origin: Origin, folder: Path) -> str | None:
             f"importing {statement.module} for {origin}. Fix: correct that line."
         ) from None
     gin.parse_config(statement.format())  # recorded, so that a saved config repeats the import
-    beside = folder.joinpath(*statement.module.split("."))
-    files = [file for file in (beside.with_suffix(".py"), beside / "__init__.py") if file.is_file()]
-    found = getattr(module, "__file__", None)
-    if not files or (found is not None and files[0].resolve() == Path(found).resolve()):
-        return None
-    return (
-        f"{origin}: `{origin.text}` gives {found or 'a built-in module'}, not {_shown(files[0])}, which has "
-        "the same name. Fix: rename that file."
-    )
 
 
 def _place_of(error: BaseException) -> tuple[str, int]:
@@ -396,8 +381,6 @@ def _find_include(name: str, included_from: Path, origin: Origin) -> Path:
 
 # --- syntax in words ------------------------------------------------------------------------------------
 
-_WORDS = {"true": "True", "false": "False", "none": "None", "null": "None"}
-
 
 def _syntax_problem(error: SyntaxError | tokenize.TokenError, file: str, text: str) -> str:
     """What gin's parser could not read in `text`, the content of `file`: line, found, how it should look."""
@@ -408,26 +391,14 @@ def _syntax_problem(error: SyntaxError | tokenize.TokenError, file: str, text: s
     lines = text.splitlines()
     number = min(number, len(lines))
     line = lines[number - 1].strip()
-    value = re.sub(r"\s+#.*$", "", line.partition("=")[2].strip())
-    failed = re.search(r"Failed to parse token '(.*)'", reason)
-    if failed:
-        reason = "a value is a number, a quoted string, True, False, None, @Name or %NAME"
-    word = failed[1] if failed and value[:1] in "([{" else value
-    is_plain = not re.search(r"[\[\](){},'\"@%=]", word.removesuffix("()"))  # words, a path, a date
+    name = line.partition("=")[2].strip().removesuffix("()")
     if line.startswith("include "):
         fix = f"write include '{line.removeprefix('include ')}'"
-    elif "Couldn't parse statement" in reason:
-        fix = (
-            "write Name.param = value, a block `Name:` with lines below, include 'file.gin' or import module"
-        )
-    elif word.lower() in _WORDS:
-        fix = f"write {_WORDS[word.lower()]}"
-    elif word.removesuffix("()") in {known.name for known in all_known()}:
-        fix = f"write @{word} to refer to the class"
-    elif word and is_plain and (failed or reason in ("Unable to parse value.", "Expected newline.")):
-        fix = f"put quotes around it: {word!r}"
-    elif isinstance(error, IndentationError):
-        fix = "align it with its neighbours"
+    elif name in {known.name for known in all_known()}:
+        fix = f"write @{name} to refer to the class"
     else:
-        fix = "write one value after one `=`, and close each bracket and quote, also in the lines above"
+        fix = (
+            "write Name.param = value, with a number, a quoted string, True, False, None, @Name or %NAME as "
+            "value; and close each bracket and quote, also in the lines above"
+        )
     return f"{file}:{number}: `{line}` cannot be read ({reason.rstrip('.')}). Fix: {fix}."

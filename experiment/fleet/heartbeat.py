@@ -141,7 +141,7 @@ class Membership:
     def put(self, **figures: Any) -> None:
         """New figures, which are written with the next heartbeat; names are those of `Heartbeat`.
 
-        Known: epoch, env_steps, gradient_steps, policy_version, buffer, buffer_files, spaces_digest.
+        Known: epoch, env_steps, gradient_steps, policy_version, buffer.
         """
         self._figures.update(figures)
 
@@ -264,7 +264,7 @@ class Heartbeat:
         policy_version: it acts with, or has published.
         began_env_steps, began_updates: of the run, when training began; a learner's, None before.
         forgotten_env_steps: of actors whose files are gone; a learner's.
-        buffer: folder with the trajectories (`.../buffer`). buffer_files: how many it has seen there.
+        buffer: folder with the trajectories (`.../buffer`).
         machine: see machine_id. modified: unix seconds, by the clock of the file system.
         life: "alive"; "ended" after it said so; "dead" if it went without a word. A process of this machine
             is dead when the process table says so, one of another when `modified` is 30 s ago.
@@ -290,9 +290,7 @@ class Heartbeat:
     began_updates: int | None = None
     forgotten_env_steps: int = 0
     buffer: str | None = None
-    buffer_files: int | None = None
     loxodon: str | None = None
-    spaces_digest: str | None = None
     machine: str | None = None
     modified: float = 0.0
     path: Path

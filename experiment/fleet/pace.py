@@ -39,8 +39,7 @@ WAIT_S = 0.2  # between two checks by a process that waits
 POLL_S = 0.5  # longest time between two reads of the learner's report by an actor
 MIN_POLL_GAP_S = 0.05  # shortest time between two of them
 REMIND_S = 30.0
-SILENT_S = 8.0  # silence of the other side after which a process reports it
-SOME_MISSING_S = 30.0  # the same where only some actors are missing, as after a restart
+SILENT_S = 8.0  # time without a learner after which an actor reports it
 _logger = logging.getLogger("loxodon")
 
 
@@ -131,8 +130,7 @@ class ReplayRatio:
         self._epoch_env_steps = 0  # of the running epoch
         self._updates_left = 0  # that may be made without another look
         self._env_steps_left, self._poll_at_s = 0.0, 0.0  # that may be taken without one; when to look anyway
-        self._num_expected, self._expected_from = 0, 0  # actors that were asked for; from which epoch on
-        self._seen_s, self._warned_s = time.monotonic(), -math.inf  # the other side; of its absence
+        self._seen_s, self._warned_s = time.monotonic(), -math.inf  # the learner; of its absence
         self._waited_s = 0.0  # since the figures were asked for
         self._has_reported_waiting = False
 
@@ -161,10 +159,6 @@ class ReplayRatio:
             self._forgotten = max(self._forgotten, earlier.forgotten_env_steps)
         self._count()
         self._publish()
-
-    def expect_actors(self, number: int, first_epoch: int) -> None:
-        """In a learner whose launcher starts so many actors in that epoch: say so when they do not report."""
-        self._num_expected, self._expected_from = number, first_epoch
 
     def begin_epoch(self) -> None:
         """An epoch begins: tell which, and count what all actors collected so far."""
@@ -226,7 +220,7 @@ class ReplayRatio:
         """Warn repeatedly while there is no learner in this folder that an actor could follow."""
         if pace is not None and (pace.learner.is_alive or pace.learner.state == "finished"):
             self._seen_s = time.monotonic()
-        elif self._should_warn(SILENT_S):
+        elif self._should_warn():
             there_is = "There is no learner" if pace is None else "The learner is not running"
             _logger.warning(
                 "%s in %s, the run folder that this actor sees, so its policy never changes. Fix: start "
@@ -237,10 +231,10 @@ class ReplayRatio:
                 SHARED,
             )
 
-    def _should_warn(self, after_s: float) -> bool:
-        """True every REMIND_S once the other side has been missing for so long."""
+    def _should_warn(self) -> bool:
+        """True every REMIND_S once the learner has been missing for SILENT_S."""
         now_s = time.monotonic()
-        if now_s - self._seen_s < after_s or now_s - self._warned_s < REMIND_S:
+        if now_s - self._seen_s < SILENT_S or now_s - self._warned_s < REMIND_S:
             return False
         self._warned_s = now_s
         return True
@@ -302,8 +296,6 @@ class ReplayRatio:
 
     def is_warm(self) -> bool:
         """Whether actors have collected as much as mode "both" has when it begins to train."""
-        if self.ratio is None and self._aggregates and self._num_expected:
-            self._count()
         return self.ratio is None or from_main(
             lambda: self._count() >= self.warm_up or self._began_at is not None, self.ctx.accelerator
         )
@@ -370,7 +362,6 @@ class ReplayRatio:
     def _count(self) -> int:
         """Read all heartbeats; returns the env steps of the run, which a learner has from nowhere else."""
         self._beats = read_heartbeats(self.ctx.run_dir)
-        self._warn_without_actors()
         progress, counted = self.ctx.progress, self._counted(self._beats)
         if self.ctx.role.does_both:
             return progress.env_steps + counted
@@ -380,24 +371,6 @@ class ReplayRatio:
     def count_env_steps(self) -> int:
         """Env steps so far of all that collect for the run; asked in the main process of a learner."""
         return max(self._count(), self.ctx.progress.env_steps)
-
-    def _warn_without_actors(self) -> None:
-        """Warn repeatedly while actors that were asked for do not report in this folder."""
-        num_actors = sum(beat.role == "actor" and beat.is_alive for beat in self._beats)
-        if num_actors >= self._num_expected or self.ctx.progress.epoch < self._expected_from:
-            self._seen_s = time.monotonic()
-        elif self._should_warn(SOME_MISSING_S if num_actors else SILENT_S):
-            run_dir = self.ctx.run_dir
-            _logger.warning(
-                "%d of %d actors report in %s, the run folder that this learner sees. The others have not "
-                "started yet, have failed, or see another folder. Fix: look into their logs (%s, or those of "
-                "the machine that runs them). If they see another folder, %s.",
-                num_actors,
-                self._num_expected,
-                location_of(run_dir),
-                run_dir / "logs",
-                SHARED,
-            )
 
     def _since_began(self) -> tuple[int, int]:
         """Env steps and updates since training began."""

@@ -45,7 +45,7 @@ _EXTRA, _EXTRA_MASK = "{}_loss", "{}_mask"  # the mean and the mask of an extra 
 _ON_NAN = ("stop", "stop_at_once", "skip")
 _FIND_FIRST = (
     "run again, with --resume if there is a checkpoint, and with Learner.on_nan = 'stop_at_once', which "
-    "finds the first such update and saves its batch"
+    "finds the first such update and saves its batch; or lower Experiment.learning_rate or grad_clip"
 )
 _SIZES = ("Sequence Length", "Batch Size (in Timesteps)", "Unmasked Batch Size (in Timesteps)")
 _COUNTS = ("batch_timesteps", "batch_places")
@@ -455,7 +455,7 @@ class Learner:
         if fields:
             fix = "correct the environment or the data, which `loxodon data check` examines"
         elif not self.is_sound():
-            fix = self._fix_of_weights()
+            fix = _FIND_FIRST
         else:
             fix = "lower Experiment.learning_rate or grad_clip, or set Learner.on_nan = 'skip'"
         causes = [*(fields or ["the batch is finite"]), self._state_of_weights()]
@@ -563,8 +563,7 @@ class Learner:
         losses = f"{means['loss']} (actor {means['actor_loss']}, critic {means['critic_loss']})"
         raise FloatingPointError(
             f"The loss of epoch {self.progress.epoch} is {losses}; {self._state_of_weights()}. It happened "
-            f"in an update that was not looked at. Fix: {_FIND_FIRST}; or lower "
-            "Experiment.learning_rate or grad_clip."
+            f"in an update that was not looked at. Fix: {_FIND_FIRST}."
         )
 
     def _report_skips(self, num_updates: int, num_skipped: int) -> None:
@@ -572,8 +571,7 @@ class Learner:
         reason = "skipped because their gradients were not finite"
         if num_skipped == num_updates:
             raise FloatingPointError(
-                f"All {num_updates} updates of epoch {self.progress.epoch} were {reason}. "
-                f"Fix: {_FIND_FIRST}; or lower Experiment.learning_rate or grad_clip."
+                f"All {num_updates} updates of epoch {self.progress.epoch} were {reason}. Fix: {_FIND_FIRST}."
             )
         if self.accelerator.is_main_process:
             logger.warning(
@@ -585,18 +583,8 @@ class Learner:
         if not self.is_sound():
             raise FloatingPointError(
                 f"In epoch {self.progress.epoch} {self._state_of_weights()}, so they are neither saved nor "
-                "published. "
-                f"Fix: {self._fix_of_weights()}."
+                f"published. Fix: {_FIND_FIRST}."
             )
-
-    def _fix_of_weights(self) -> str:
-        """What helps if weights are not finite: find the update, unless all gradients were checked."""
-        if self.on_nan == "stop" and not self.skips_updates:
-            return _FIND_FIRST
-        return (
-            "lower Experiment.learning_rate, because a step with finite gradients can overflow too; or "
-            "correct other code that changes weights, such as a callback"
-        )
 
     def is_sound(self) -> bool:
         """True if all weights and statistics are finite."""

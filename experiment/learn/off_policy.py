@@ -52,16 +52,14 @@ class OffPolicyTrainer(Trainer):
         loader: makes its batches.
         pace: says how many updates may be made, and when.
         train_step: (batch or list of batches, log_step=) -> metrics: one update.
-        compute_loss: (batch, log_step=) -> losses, for `try_once`.
         why_idle: says why there is nothing to train on.
         batch_size: sequences of a batch.
         num_batches: per epoch and process.
-        batches_per_update: whose gradients are added up.
         first_epoch: in which is trained.
         log_interval: batches between records.
     """
 
-    def __init__(  # noqa: PLR0913 - one for each thing it needs
+    def __init__(
         self,
         ctx: RunContext,
         learner: Learner,
@@ -70,17 +68,15 @@ class OffPolicyTrainer(Trainer):
         pace: ReplayRatio,
         *,
         train_step: Callable[..., Mapping[str, Any]],
-        compute_loss: Callable[..., Mapping[str, Any]],
         why_idle: Callable[[], str],
         batch_size: int,
         num_batches: int,
-        batches_per_update: int,
         first_epoch: int,
         log_interval: int,
     ) -> None:
         self.ctx, self.learner, self.dataset, self.loader, self.pace = ctx, learner, dataset, loader, pace
-        self.train_step, self.compute_loss, self.why_idle = train_step, compute_loss, why_idle
-        self.num_batches, self.batches_per_update = num_batches, batches_per_update
+        self.train_step, self.why_idle = train_step, why_idle
+        self.num_batches, self.batches_per_update = num_batches, pace.batches_per_update
         self.first_epoch, self.log_interval = first_epoch, log_interval
         self.batch_size, self.timesteps_per_forward = batch_size, batch_size * dataset.max_seq_len
 
@@ -203,7 +199,7 @@ class OffPolicyTrainer(Trainer):
             return ["       batch  not tried, because the dataset is not ready for training"]
         batch = next(iter(self.loader.epoch(0, 1))).to(self.ctx.accelerator.device)
         with torch.no_grad():
-            losses = self.compute_loss(batch, log_step=False)
+            losses = self.learner.compute_loss(batch, log_step=False)
         loss = float(self.learner.weighed(losses)["Loss"])
         shapes = ", ".join(f"{name} {tuple(obs.shape)}" for name, obs in batch.obs.items())
         return [

@@ -1,80 +1,40 @@
-"""The stage before the first epoch: an on-policy agent learns from stored trajectories."""
+"""The stage before the first epoch: an on-policy agent imitates stored trajectories."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-import functools
-import hashlib
-import json
-import logging
 import math
-import re
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import gin
-from torch import Tensor, nn
 
-from ...agents import Agent, BaseAgent, Demonstrations, OnPolicyAgent, PPOLoss
-from ...data import Batch, BatchLoader, RLDataset
-from ...nets import Actor, PolicyHead
+from ...agents import Demonstrations, OnPolicyAgent
+from ...data import BatchLoader, RLDataset
 from ..callbacks import Callback
-from ..checkpoint.policy_file import (
-    POLICY_FORMAT,
-    PolicyInfo,
-    fit_weights,
-    load_what_fits,
-    plain_tensors,
-    read_policy,
-)
-from ..checkpoint.record import bindings_of
+from ..checkpoint.policy_file import plain_tensors
 from ..collect.build import layout_of
 from ..contracts import Run
 from ..learn.learner import Learner, log_figures, masked_losses
-from ..learn.optimizer import make_optimizer
 from ..ppo import PPOLearner
 from ..process.distributed import StopWatch, merge_metrics
 from ..process.ranges import check_number
 from ..process.rng import derive_seed, isolated_rng
-from ..process.versions import version_of
 from ..settings import Settings
 
-logger = logging.getLogger("loxodon")
-VALUE_COEFS = {"bc": 0.5, "off_policy": 10.0}
-"""Weight of the critic's loss by method if `Pretraining.value_coef` is None: as in PPO, and as off-policy."""
 _TEST_UPDATES = 2
 _SHOW_EVERY_S = 0.3
 _LOSSES = ("loss", "actor_loss", "critic_loss")
-_ENCODERS = ("tstep_encoder.", "traj_encoder.")
-_FORMAT = 1
-_OF_STAGE = ("method", "num_batches", "batch_size", "learning_rate", "value_coef")
-_OF_RUN = (
-    "max_seq_len",
-    "padded_sampling",
-    "packed_batches",
-    "batch_size",
-    "batches_per_update",
-    "dloader_workers",
-    "learning_rate",
-    "lr_warmup_steps",
-    "grad_clip",
-    "l2_coeff",
-    "mixed_precision",
-)
 
 
 @gin.configurable
 class Pretraining(Callback):
-    """Trains the agent on stored trajectories, once, before the first epoch of `learn`.
+    """Lets the agent imitate stored trajectories, once, before the first epoch of `learn`.
 
-    "bc" imitates the stored actions, and fits the value function to their returns as the run's
+    The policy learns the stored actions, and the value function their returns as the run's
     `advantage_estimator` defines them: with GAE.lam < 1 they lean on the value function's own predictions, as
-    they always do where a window ends without termination. "off_policy" trains an off-policy agent with the
-    run's encoders and hands over its encoders, and its policy where both are built alike.
+    they always do where a window ends without termination.
 
     Batches, precision, clipping, warm-up and accumulation are those of the run; the optimizer of PPO begins
     anew afterwards. With a ParamFreezer nothing is frozen yet. In gin: `Experiment.callbacks =
@@ -82,14 +42,10 @@ class Pretraining(Callback):
 
     Args:
         dataset: where windows come from; it is only read.
-        method: "bc" or "off_policy".
         num_batches: of this stage, per process.
         batch_size: windows per batch and process; None for that of the run.
         learning_rate: None for that of the run.
-        value_coef: weight of the critic's loss beside the actor's; None for 0.5 with "bc", 10 otherwise.
-        agent_type: the agent of "off_policy".
-        cache_dir: folder in which results are kept; a run with the same agent, data, seed and settings of
-            this stage loads one instead. None for no cache.
+        value_coef: weight of the critic's loss besides the actor's; 0 trains the policy alone.
 
     Raises: ValueError or TypeError for a setting that cannot work.
     """
@@ -98,33 +54,22 @@ class Pretraining(Callback):
         self,
         dataset: RLDataset = gin.REQUIRED,
         *,
-        method: str = "bc",
         num_batches: int = 1000,
         batch_size: int | None = None,
         learning_rate: float | None = None,
-        value_coef: float | None = None,
-        agent_type: Callable[..., BaseAgent] = Agent,
-        cache_dir: str | None = None,
+        value_coef: float = 0.5,
     ) -> None:
         if not isinstance(dataset, RLDataset):
             raise TypeError(
                 f"Pretraining.dataset is {dataset!r}, but must be a dataset. Fix: set Pretraining.dataset = "
                 "@demos/DiskTrajDataset() and demos/DiskTrajDataset.dset_name."
             )
-        if method not in VALUE_COEFS:
-            raise ValueError(
-                f"Pretraining.method is {method!r}; allowed are {', '.join(map(repr, VALUE_COEFS))}. "
-                "Fix: set Pretraining.method = 'bc'."
-            )
         check_number("Pretraining.num_batches", num_batches, lowest=1, whole=True)
         check_number("Pretraining.batch_size", batch_size, lowest=1, whole=True, optional=True)
         check_number("Pretraining.learning_rate", learning_rate, above=0, optional=True)
-        check_number("Pretraining.value_coef", value_coef, lowest=0, optional=True)
-        self.dataset, self.method, self.num_batches = dataset, method, num_batches
-        self.batch_size, self.learning_rate = batch_size, learning_rate
-        self.value_coef = VALUE_COEFS[method] if value_coef is None else value_coef
-        self.agent_type = agent_type
-        self.cache_dir = None if cache_dir is None else Path(cache_dir).expanduser()
+        check_number("Pretraining.value_coef", value_coef, lowest=0)
+        self.dataset, self.num_batches = dataset, num_batches
+        self.batch_size, self.learning_rate, self.value_coef = batch_size, learning_rate, value_coef
         self.is_done = False
         self.run: Run
         self.settings: Settings  # those of the run
@@ -146,7 +91,7 @@ class Pretraining(Callback):
         assert isinstance(run, Settings)
         assert isinstance(run.trainer, PPOLearner)
         self.run, self.settings, self.trainer = run, run, run.trainer
-        if self.trainer.reward_normalizer is not None and self.method == "bc" and self.value_coef:
+        if self.trainer.reward_normalizer is not None and self.value_coef:
             raise ValueError(
                 f"Pretraining.value_coef is {self.value_coef}, but with PPOLearner.reward_normalizer the "
                 "values of stored rewards have another scale than those of PPO. Fix: set "
@@ -174,11 +119,11 @@ class Pretraining(Callback):
                 "collect trajectories first."
             )
         run.ctx.status.state("learning")
-        # Its own random numbers: what follows is the same with a result from the cache.
+        # Its own random numbers, so that the rest of the run does not depend on them.
         with isolated_rng(
             derive_seed(run.ctx.progress.seed, "pretraining", run.ctx.accelerator.process_index)
         ):
-            self.is_done = self._load_or_train()
+            self.is_done = self._train_or_undo()
 
     def state_dict(self) -> dict[str, Any]:
         """Whether it is done."""
@@ -188,15 +133,12 @@ class Pretraining(Callback):
         """Restore what `state_dict` returned."""
         self.is_done = bool(state["is_done"])
 
-    def _load_or_train(self) -> bool:
-        """Load the result or train; False if a stop was asked for."""
-        run, path = self.run, self._cache_path()
-        if path is not None and not run.ctx.any(not self._load_cached(path)):
-            run.ctx.console.say(f"Pre-trained weights come from {path}.")
-            return True
-        before = plain_tensors(run.policy)
+    def _train_or_undo(self) -> bool:
+        """Train; False if a stop was asked for, which leaves the weights as they were, as an error does."""
+        run = self.run
+        before, optimizer = plain_tensors(run.policy), copy.deepcopy(run.learner.state_dict())
         try:
-            figures = self._train()
+            figures = self._updates(self._learner())
             if not math.isfinite(figures["loss"]):
                 raise FloatingPointError(
                     f"The loss of pre-training is {figures['loss']}. Fix: lower Pretraining.learning_rate, "
@@ -205,74 +147,28 @@ class Pretraining(Callback):
         except FloatingPointError:
             run.policy.load_state_dict(before)
             raise
+        finally:
+            run.learner.load_state_dict(optimizer)
         if run.ctx.stop_agreed():
             run.policy.load_state_dict(before)
             run.ctx.console.say("Stopped in pre-training, which begins again on resume.")
             return False
         run.log(figures, "pretrain")
-        if path is not None:
-            self._store_cached(path)
         return True
 
-    def _train(self) -> dict[str, float]:
-        """Train, and hand over what an off-policy agent has learned; returns the figures of the stage."""
-        run = self.run
-        if self.method == "bc":
-            demos = functools.partial(Demonstrations, estimate=self.trainer.advantage_estimator)
-            before, agent = copy.deepcopy(run.learner.state_dict()), run.policy
-            assert isinstance(agent, OnPolicyAgent)
-            try:
-                learner = self._learner(agent, run.learner.model, run.learner.optimizer)
-                return self._updates(learner, demos, agent.after_imitation)
-            finally:
-                run.learner.load_state_dict(before)
-                agent.eval()
-        with self._offline_agent() as parts:
-            figures = self._updates(self._learner(*parts), lambda batch: batch, lambda: None)
-            if not run.ctx.stop_agreed():
-                hand_over(parts[0], run.policy)
-            return figures
-
-    @contextlib.contextmanager
-    def _offline_agent(self) -> Iterator[tuple[BaseAgent, nn.Module, Any]]:
-        """An off-policy agent, model and optimizer; Accelerate prepares them, and forgets them afterwards."""
-        run, settings, accelerator = self.run, self.settings, self.run.ctx.accelerator
-        held = accelerator._models, accelerator._optimizers
-        known = [list(things) for things in held]
-        with isolated_rng(derive_seed(run.ctx.progress.seed, "offline agent")):  # alike in all processes
-            agent = self.agent_type(
-                run.obs_space,
-                run.action_space,
-                settings.tstep_encoder_type,
-                settings.traj_encoder_type,
-                settings.max_seq_len,
-            )
-        optimizer = make_optimizer(
-            agent,
-            agent.trainable_params(),
-            learning_rate=settings.learning_rate,
-            l2_coeff=settings.l2_coeff,
-            fused=settings.mixed_precision != "fp16",
-            lr_multipliers=None,
-        )
-        try:
-            yield agent, *accelerator.prepare(agent, optimizer)
-        finally:
-            for things, before in zip(held, known, strict=True):
-                things[:] = before
-
-    def _learner(self, agent: Any, model: Any, optimizer: Any) -> Learner:
+    def _learner(self) -> Learner:
         """The run's learner with this stage's losses, without the hooks that are meant for PPO's batches."""
+        of_run = self.run.learner
 
         def compute_loss(batch: Any, log_step: bool) -> dict[str, Any]:
             with self.run.caster():
-                terms = model(batch, log_step)
+                terms = of_run.model(batch, log_step)
             return masked_losses(batch, dataclasses.replace(terms, extra={}))  # which are for the run itself
 
         learner = Learner(
-            agent,
-            model,
-            optimizer,
+            of_run.agent,
+            of_run.model,
+            of_run.optimizer,
             self.run.ctx.accelerator,
             compute_loss=compute_loss,
             critic_loss_weight=self.value_coef,
@@ -283,29 +179,29 @@ class Pretraining(Callback):
         learner.lr_scale = (self.learning_rate or self.settings.learning_rate) / learner.base_learning_rate
         return learner
 
-    def _updates(
-        self, learner: Learner, prepare: Callable[[Batch], Any], after_update: Callable[[], None]
-    ) -> dict[str, float]:
+    def _updates(self, learner: Learner) -> dict[str, float]:
         """All updates of the stage, or those until a stop request; returns the means of the last tenth."""
         run, group = self.run, self.settings.batches_per_update
         num_updates = max(1, self.num_batches // group)
         if run.test_run:
             num_updates = min(num_updates, _TEST_UPDATES)
-        run.ctx.console.say(f"Pre-training ({self.method}): {num_updates:,} updates.")
-        learner.agent.train()
+        run.ctx.console.say(f"Pre-training: {num_updates:,} updates.")
+        agent, estimate = learner.agent, self.trainer.advantage_estimator
+        assert isinstance(agent, OnPolicyAgent)
+        agent.train()
         stops = StopWatch(run.ctx.stop.requested, run.ctx.accelerator)
         start_s = shown_s = time.perf_counter()
         seen = list[dict[str, Any]]()  # the losses of every update
         loader, micro_batches = self._loader(), list[Any]()
         try:
             for batch in loader.epoch(0, num_updates * group):
-                micro_batches.append(prepare(batch))
+                micro_batches.append(Demonstrations(batch, estimate))
                 if len(micro_batches) < group:
                     continue
                 logs = len(seen) % max(1, self.settings.log_interval // group) == 0
                 metrics = log_figures(learner.update(micro_batches, logs))
                 micro_batches = []
-                after_update()
+                agent.after_imitation()
                 seen.append({name: metrics[name] for name in _LOSSES})
                 if logs:
                     run.log({**metrics, "updates": len(seen)}, "pretrain-update")
@@ -316,7 +212,7 @@ class Pretraining(Callback):
                     break
         finally:
             loader.close()
-            learner.agent.eval()
+            agent.eval()
         last = seen[min(int(0.9 * num_updates), len(seen) - 1) :]
         own = {name: sum(float(one[name]) for one in last) / len(last) for name in _LOSSES}
         counts = {"first_loss": float(seen[0]["loss"]), "updates": float(len(seen))}
@@ -336,109 +232,3 @@ class Pretraining(Callback):
             pin_memory=self.run.DEVICE.type == "cuda",
             packs=self.settings.packed_batches,
         )
-
-    def _cache_path(self) -> Path | None:
-        """Where this stage's result is kept; None without a cache.
-
-        The name covers the agent's structure and initial weights, the seed, the data, the settings of the
-        stage and those of the run that it uses; not those of PPO's loss: runs that differ in it share a
-        result.
-        """
-        if self.cache_dir is None or self.run.test_run:
-            return None
-        if (data := self.dataset.fingerprint()) is None:
-            logger.warning(
-                "Pre-training is not cached: %s does not say what its data are. Fix: give it a method "
-                "fingerprint() -> str.",
-                type(self.dataset).__name__,
-            )
-            return None
-        agent_type = getattr(self.agent_type, "__name__", repr(self.agent_type))
-        parts = {"BatchLoader", "AdamW", "Learner"}
-        parts |= {agent_type, "Actor", "CriticEnsemble"} if self.method == "off_policy" else set()
-        bound = bindings_of(gin.config_str()).items()
-        estimator = self.trainer.advantage_estimator
-        facts = {
-            "format": [_FORMAT, POLICY_FORMAT],
-            "versions": [version_of("loxodon"), version_of("torch")],
-            "seed": self.run.ctx.progress.seed,
-            "processes": self.run.ctx.accelerator.num_processes,
-            "device": self.run.DEVICE.type,
-            "stage": {name: getattr(self, name) for name in _OF_STAGE},
-            "run": {name: getattr(self.settings, name) for name in _OF_RUN},
-            "returns": [type(estimator).__name__, vars(estimator)],
-            "agent": structure(self.run.policy),
-            "data": data,
-            "off_policy": agent_type,
-            "bindings": {key: value for key, value in bound if re.split(r"[/.]", key)[-2] in parts},
-        }
-        found = hashlib.sha256(json.dumps(facts, sort_keys=True, default=repr).encode())
-        for name, value in plain_tensors(self.run.policy).items():
-            found.update(name.encode() + value.view(-1).numpy().tobytes())
-        return self.cache_dir / f"{found.hexdigest()[:24]}.safetensors"
-
-    def _load_cached(self, path: Path) -> bool:
-        """Put a result into the agent; False if there is none, or none that can be read."""
-        if not path.is_file():
-            return False
-        try:
-            fit_weights(self.run.policy, read_policy(path)[1], path)
-        except (ValueError, FileNotFoundError) as error:
-            logger.warning("A result of pre-training cannot be used and is made anew: %s", error)
-            return False
-        self.run.learner.on_checkpoint_loaded(is_resume=False)
-        return True
-
-    def _store_cached(self, path: Path) -> None:
-        """Keep the agent's weights as a policy file; a run that cannot write it goes on with a warning."""
-        if not self.run.ctx.accelerator.is_main_process:
-            return
-        try:
-            self.run.checkpoints.save_policy(path, self.run.policy, PolicyInfo(0, 0, False))
-        except OSError as error:
-            logger.warning("The result of pre-training is not kept: %s", error)
-        else:
-            self.run.ctx.console.say(f"The result of pre-training is kept in {path}.")
-
-
-def structure(model: nn.Module) -> list[Any]:
-    """Class and plain attributes of every module, but for PPO's loss, by name."""
-
-    def plain(module: nn.Module) -> dict[str, Any]:
-        own = vars(module).items()
-        return {k: v for k, v in own if isinstance(v, bool | int | float | str) and k != "training"}
-
-    found = model.named_modules()
-    return [[name, type(m).__qualname__, plain(m)] for name, m in found if not isinstance(m, PPOLoss)]
-
-
-def hand_over(source: BaseAgent, target: nn.Module) -> None:
-    """Copy encoders, and the policy where both heads are built alike; says what was copied.
-
-    Raises: ValueError if nothing fits.
-    """
-    weights = {name: value for name, value in source.state_dict().items() if name.startswith(_ENCODERS)}
-    weights |= _policy_weights(getattr(source, "actor", None), getattr(target, "policy_head", None))
-    found = load_what_fits(target, weights, f"the {type(source).__name__} of pre-training")
-    logger.info("Pre-training hands over %s.", found)
-
-
-def _policy_weights(actor: Any, head: Any) -> dict[str, Tensor]:
-    """The acting part of the actor (last discount) as a policy head; {} where that computes another."""
-    if not isinstance(actor, Actor) or not isinstance(head, PolicyHead):
-        return {}
-    weights = {f"policy_head.{name}": value for name, value in actor.state_dict().items()}
-    for name in ("policy_head.mlp.out.weight", "policy_head.mlp.out.bias"):
-        weights[name] = weights[name][-actor.num_params :]
-    own = {f"policy_head.{name}": value.shape for name, value in head.state_dict().items()}
-    is_alike = (
-        _factors(actor.distribution) == _factors(head.distribution)
-        and actor.mlp.activation is head.mlp.activation
-        and own == {name: value.shape for name, value in weights.items()}
-    )
-    return weights if is_alike else {}
-
-
-def _factors(distribution: Any) -> Any:
-    """Tells MultiCategorical types apart, of which every agent has its own."""
-    return getattr(distribution, "nvec", None) or distribution

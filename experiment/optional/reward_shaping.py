@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import gin
 import numpy as np
@@ -67,7 +68,7 @@ class RewardShaping:
     def of_rollouts(self) -> Callable[[np.ndarray], np.ndarray] | None:
         """What the training collector calls with the rewards of each vector step; None without a shaper.
 
-        The function takes (N,) float32, leaves it alone and returns (N,) float32. It raises TypeError or
+        The function takes (N,) float32, leaves it alone and returns (N,) float32. It raises
         ValueError if the user's function returns anything else.
         """
         return None if self._shaper is None else lambda rewards: self._shaped(rewards, self._epoch())
@@ -85,23 +86,14 @@ class RewardShaping:
         """What the shaper returns at that epoch, (N,) float32."""
         assert self._shaper is not None
         progress = min(1.0, epoch / max(self._num_epochs, 1))
-        shaped: object = self._shaper(rewards.astype(np.float32), progress)
+        shaped: Any = self._shaper(rewards.astype(np.float32), progress)
         name = getattr(self._shaper, "__name__", type(self._shaper).__name__)
-        must = f"must return finite numbers of shape {rewards.shape}, one for each"
-        if not isinstance(shaped, np.ndarray) or shaped.dtype.kind not in "fiub":
-            raise TypeError(
-                f"RewardShaping.shaper ({name}) returned {type(shaped).__name__}, but {must}. Fix: return a "
-                "numpy array; return rewards * 0.1, for example."
-            )
-        if shaped.shape != rewards.shape:
+        is_array = isinstance(shaped, np.ndarray) and shaped.dtype.kind in "fiub"
+        if not (is_array and shaped.shape == rewards.shape and np.isfinite(shaped).all()):
             raise ValueError(
-                f"RewardShaping.shaper ({name}) returned shape {shaped.shape}, but {must}. Fix: work on all "
-                "rewards at once, without adding or dropping an axis."
+                f"RewardShaping.shaper ({name}) returned {shaped!r} for the rewards {rewards!r}, but must "
+                "return an array with one finite number for each. Fix: work on all rewards at once, without "
+                "adding or dropping an axis, and guard divisions and logarithms."
             )
-        if not np.isfinite(shaped).all():
-            row = int(np.flatnonzero(~np.isfinite(shaped))[0])
-            raise ValueError(
-                f"RewardShaping.shaper ({name}) returned {shaped[row]} for the reward {rewards[row]}, but "
-                f"{must}. Fix: guard divisions and logarithms."
-            )
-        return shaped.astype(np.float32, copy=False)
+        found: np.ndarray = shaped.astype(np.float32, copy=False)
+        return found

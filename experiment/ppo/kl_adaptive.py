@@ -6,6 +6,8 @@ from typing import Any
 
 import gin
 
+from ...data.errors import check_choice
+
 
 @gin.configurable
 class KLAdaptiveLR:
@@ -40,10 +42,7 @@ class KLAdaptiveLR:
                 f"min_lr={min_lr}, max_lr={max_lr}; allowed are kl_threshold > 0, factor > 1, band >= 1 and "
                 "0 < min_lr <= max_lr. Fix: bind such values."
             )
-        if per not in ("epoch", "minibatch"):
-            raise ValueError(
-                f"KLAdaptiveLR.per is {per!r}, allowed are 'epoch' and 'minibatch'. Fix: bind one of these."
-            )
+        check_choice("KLAdaptiveLR.per", per, ("epoch", "minibatch"))
         self.kl_threshold, self.factor, self.band = kl_threshold, factor, band
         self.min_lr, self.max_lr = min_lr, max_lr
         self.per_minibatch = per == "minibatch"

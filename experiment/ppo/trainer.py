@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ...agents import GAE, AdvantageNorm, OnPolicyAgent, RewardNormalizer
 from ...data import RolloutBatch, Sink
+from ...data.errors import check_choice
 from ..contracts import RunContext, Stateful, Trainer
 from ..learn.learner import Learner, log_figures
 from ..process.distributed import StopWatch, merge_metrics, merged, sum_over_ranks
@@ -35,10 +36,6 @@ from .old_policy import (
 from .sequences import GatherIndices, Pieces, Results, RolloutTensors
 
 logger = logging.getLogger("loxodon")
-_CHOICES = {
-    "context_mode": ("episode", "segment"),
-    "stop_scope": ("batch", "epoch", "update"),
-}
 _STEPS_WITHOUT_GRADIENT = 2  # per step with one in the same memory, at least
 _KL_ROUNDING = 1e-5  # nats; far above what float32 makes of a divergence of 0, far below that of any dropout
 _PRECISIONS = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -152,12 +149,8 @@ class PPOLearner(Trainer):
             )
 
     def _check_settings(self, num_envs: int, max_seq_len: int) -> None:
-        for name, allowed in _CHOICES.items():
-            if (value := getattr(self, name)) not in allowed:
-                raise ValueError(
-                    f"PPOLearner.{name} is {value!r}, allowed are {', '.join(map(repr, allowed))}. "
-                    "Fix: bind one of these."
-                )
+        check_choice("PPOLearner.context_mode", self.context_mode, ("episode", "segment"))
+        check_choice("PPOLearner.stop_scope", self.stop_scope, ("batch", "epoch", "update"))
         if self.update_epochs < 1 or self.minibatches < 1 or not 1 <= self.chunk_len <= max_seq_len:
             raise ValueError(
                 f"PPOLearner has update_epochs={self.update_epochs}, minibatches={self.minibatches} and "

@@ -1,4 +1,4 @@
-"""Settings of off-policy agents as in `gin_configs/base_offpolicy.gin`, and critics that no chance draws."""
+"""Recommended settings of off-policy agents (`gin_configs/base_offpolicy.gin`), without random subsets."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from loxodon.nets import CriticEnsemble
 
 
 def all_of(num_critics: int) -> RandomSubset:
-    """Every critic makes every target, so nothing is drawn."""
+    """Every target uses all critics, so nothing is drawn."""
     return RandomSubset(num_critics, per="update", replace=False)
 
 
 def recommended(**changes: Any) -> dict[str, Any]:
-    """Keyword arguments of an agent: the recommended parts, and changes."""
+    """Keyword arguments of an agent: the recommended parts, with changes."""
     parts = {
         "returns": Retrace(),
         "returns_continuous": LambdaReturns(),

@@ -45,14 +45,14 @@ ENCODERS: dict[str, Any] = {
 def make_agent(space: Any = DISCRETE, encoder: str = "gru", **kwargs: Any) -> PPOAgent:
     torch.manual_seed(0)
     agent = PPOAgent(OBS, space, tstep, ENCODERS[encoder], 16, **kwargs)
-    with torch.no_grad():  # a policy that tells its inputs apart
+    with torch.no_grad():  # the policy must depend on its inputs
         for head in (agent.policy_head, agent.value_head):
             head.mlp.out.weight.mul_(50.0 if head is agent.policy_head else 1.0)  # type: ignore[union-attr,operator]
     return agent.eval()
 
 
 def inputs(rows: int, length: int, width: int, seed: int = 1) -> dict[str, Any]:
-    """Observations and resets of `rows` envs, with an episode border somewhere in every one but the first."""
+    """Observations and resets of `rows` envs. Every row but the first has an episode border inside."""
     g = torch.Generator().manual_seed(seed)
     resets = torch.zeros(rows, length, dtype=torch.bool)
     for row in range(1, rows):
@@ -72,7 +72,7 @@ def inputs(rows: int, length: int, width: int, seed: int = 1) -> dict[str, Any]:
 def collect(
     agent: PPOAgent, rows: int = 3, length: int = 6, *, after: ActOutput | None = None, seed: int = 1
 ) -> tuple[RolloutBatch, list[ActOutput]]:
-    """A rollout of random observations, and what the agent found when it acted; may go on from another."""
+    """A rollout of random observations with the agent's outputs; it can continue from an exported state."""
     steps, given = [], inputs(rows, length, agent.action_dim, seed)
     if agent.action_mask is not None:  # each action is allowed half of the time
         allowed = (
@@ -92,7 +92,7 @@ def collect(
 
 
 def stored_actions(agent: PPOAgent, step: ActOutput) -> Tensor:
-    """What a rollout batch keeps of an action, (N, A) float32."""
+    """Actions in the form that a rollout batch stores, (N, A) float32."""
     if isinstance(agent.action_space, spaces.MultiDiscrete):
         sizes = agent.action_space.nvec.tolist()
         return torch.cat([F.one_hot(step.actions[:, k], n) for k, n in enumerate(sizes)], dim=-1).float()
@@ -107,7 +107,7 @@ def stacked(steps: list[ActOutput], name: str) -> Tensor:
 
 @torch.no_grad()
 def evaluated(agent: PPOAgent, batch: RolloutBatch, seed: int = 2) -> RolloutBatch:
-    """The batch with what losses need; advantages and returns are random."""
+    """The batch with everything that losses need; advantages and returns are random."""
     found = agent.evaluate(batch)
     advantages, returns = torch.randn(
         2, *batch.mask.shape, generator=torch.Generator().manual_seed(seed)

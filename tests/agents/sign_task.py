@@ -14,9 +14,9 @@ from loxodon.data import Batch
 def after_learning(
     agent: BaseAgent, learning_rate: float, draw: Callable[[Tensor], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Learn from 150 batches; draw: (64, 1, 1) 1 or 0, the right action -> actions and rewards.
+    """Train on 150 batches; `draw` maps the right actions (64, 1, 1), 1 or 0, to actions and rewards.
 
-    Returns: greedy actions (256, 1), and what would have been right, 1 or 0.
+    Returns: greedy actions (256, 1), and the right ones, 1 or 0.
     """
     optimizer = torch.optim.AdamW(agent.trainable_params(), lr=learning_rate)
     width, ones = 1 + agent.action_dim, torch.ones(64, 1, 1, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Normalisation of advantages: what counts, and which statistics are used."""
+"""Normalisation of advantages: which entries count, and which statistics are used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def advantages(scale: float = 3.0, shift: float = 5.0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("mode", ["batch", "minibatch", "ema"])
-def test_only_places_that_count_enter(mode: str) -> None:
+def test_only_masked_in_entries_count(mode: str) -> None:
     found = AdvantageNorm(mode=mode)(advantages(), MASK)
     raw = torch.tensor([-1.0, 0.0, 2.0, 1.0])
     assert torch.allclose(found[MASK], (raw - raw.mean()) / raw.std(), atol=1e-5)
@@ -25,18 +25,18 @@ def test_only_places_that_count_enter(mode: str) -> None:
     assert found.dtype == torch.float32
 
 
-def test_mode_none_changes_nothing_that_counts() -> None:
+def test_mode_none_leaves_the_entries_that_count_unchanged() -> None:
     found = AdvantageNorm(mode="none")(advantages(), MASK)
     assert torch.equal(found[MASK], advantages()[MASK])
     assert (found[~MASK] == 0).all()
 
 
-def test_only_minibatch_mode_is_for_minibatches() -> None:
+def test_only_minibatch_mode_normalises_minibatches() -> None:
     modes = {mode: AdvantageNorm(mode=mode).per_minibatch for mode in ("none", "batch", "minibatch", "ema")}
     assert modes == {"none": False, "batch": False, "minibatch": True, "ema": False}
 
 
-def test_one_advantage_stays_as_it_is() -> None:
+def test_a_single_advantage_is_unchanged() -> None:
     mask = torch.tensor([True, False])
     assert AdvantageNorm()(torch.tensor([7.0, 3.0]), mask).tolist() == [7.0, 0.0]
     assert AdvantageNorm()(torch.tensor([7.0, 3.0]), torch.zeros(2, dtype=torch.bool)).tolist() == [0.0, 0.0]
@@ -51,12 +51,12 @@ def test_deviation_survives_a_large_mean() -> None:
     assert found.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5], abs=1e-4)
 
 
-def test_moving_averages_are_those_of_the_rollouts_before() -> None:
+def test_moving_averages_are_those_of_earlier_rollouts() -> None:
     norm, mask = AdvantageNorm(mode="ema", ema_alpha=0.25), torch.ones(2, dtype=torch.bool)
     norm(torch.tensor([-1.0, 1.0]), mask)  # mean 0, variance 2
     second = norm(torch.tensor([3.0, 5.0]), mask)
     assert second.tolist() == pytest.approx([3 / 2**0.5, 5 / 2**0.5], abs=1e-5)
-    third = norm(torch.tensor([1.0, 1.0]), mask)  # by mean 0.25 * 4, variance 2
+    third = norm(torch.tensor([1.0, 1.0]), mask)  # mean 0.25 * 4, variance 2
     assert third.tolist() == pytest.approx([0.0, 0.0], abs=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""The off-policy agent: whose gradients go where, what targets are made of, and that it can learn."""
+"""The off-policy agent: where gradients flow, how targets are made, and that it can learn."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def make_agent(space: Space = DISCRETE, time_scale: int | None = None, **kwargs:
     torch.manual_seed(0)
     agent = Agent(OBS, space, partial(tstep, time_scale=time_scale), gru, 8, **kwargs)  # type: ignore[arg-type]
     if isinstance(agent.values, FixedUnits):
-        agent.values.unit.fill_(1.0)  # until targets are known, all values are 0 and equal
+        agent.values.unit.fill_(1.0)  # until targets arrive, all values are 0 and equal
     return agent
 
 
@@ -101,14 +101,12 @@ def test_loss_shapes_and_metrics(space: Space) -> None:
     ("space", "actor", "critic"),
     [(DISCRETE, 0.375594, 3.424792), (MULTI, 0.138029, 2.710208), (BOX, 110.5769, 1.633903)],
 )
-def test_losses_of_the_third_update_are_what_they_always_were(
-    space: Space, actor: float, critic: float
-) -> None:
+def test_losses_of_the_third_update_stay_the_same(space: Space, actor: float, critic: float) -> None:
     settings = recommended(returns=NStep(), returns_continuous=None, loss_weights=None)
     agent = make_agent(space, training_discounts=[], gamma=0.9, tau=0.003, **settings)
     batch = make_batch(space, lengths=[5, 3, 1])
     with torch.no_grad():
-        for i, weights in enumerate(agent.parameters()):  # whatever they usually begin with
+        for i, weights in enumerate(agent.parameters()):  # fixed weights, so initialisation does not matter
             weights.copy_(0.2 * torch.sin(torch.arange(weights.numel()) + i).view_as(weights))
     optimizer = torch.optim.AdamW(agent.trainable_params(), lr=1e-3)
     for _ in range(3):
@@ -121,7 +119,7 @@ def test_losses_of_the_third_update_are_what_they_always_were(
     assert found == pytest.approx((actor, critic), rel=1e-3)
 
 
-def test_discounts_count_by_how_much_their_mean_rewards_vary(space: Space) -> None:
+def test_discounts_are_weighted_by_how_much_their_mean_rewards_vary(space: Space) -> None:
     settings = {"values": SummedValues(), "training_discounts": (0.0, 0.9), "gamma": 1.0}
     found = []
     for loss_weights in (WeighByReward(), None):
@@ -131,14 +129,14 @@ def test_discounts_count_by_how_much_their_mean_rewards_vary(space: Space) -> No
         agent.values.mu.copy_(torch.tensor([[0.5], [2.0], [0.0]]))
         torch.manual_seed(1)
         found.append(agent(make_batch(space)))
-    # deviations 1, 10 and 31.6, times 1, 0.1 and, as 1,000 timesteps at most count, 0.001
+    # The deviations are 1, 10 and 31.6; the factors are 1, 0.1 and 0.001 (at most 1,000 timesteps count).
     weights = torch.tensor([[1.0], [1.0], [0.001]])
     weighed, plain = found
     torch.testing.assert_close(weighed.actor, plain.actor * weights)
     torch.testing.assert_close(weighed.critic, plain.critic * weights)
 
 
-def test_gradients_go_where_they_should_and_nowhere_else(space: Space) -> None:
+def test_gradients_flow_where_they_should_and_nowhere_else(space: Space) -> None:
     agent, batch = make_agent(space), make_batch(space)
     agent(batch).actor.mean().backward()
     assert grad_norm(agent.critics) == 0
@@ -189,7 +187,7 @@ def test_padding_never_reaches_losses_or_statistics(space: Space) -> None:
 
 
 def make_agent_by_hand(**kwargs: object) -> Agent:
-    """Two critics, one discount; everywhere all values are 0 and the policy is uniform."""
+    """Two critics, one discount; all values are 0 and the policy is uniform."""
     settings = {
         "num_critics": 2,
         "training_discounts": [],
@@ -211,7 +209,7 @@ def make_agent_by_hand(**kwargs: object) -> Agent:
 
 
 def easy_batch(reward: float) -> Batch:
-    """No episode ends, and every step pays the same."""
+    """No episode ends, and every step gives the same reward."""
     batch = make_batch()
     return replace(batch, rews=torch.full_like(batch.rews, reward), dones=torch.zeros_like(batch.dones))
 
@@ -219,12 +217,12 @@ def easy_batch(reward: float) -> Batch:
 def test_targets_are_made_of_the_target_critics() -> None:
     agent = make_agent_by_hand(reward_multiplier=2.0)
     torch.nn.init.constant_(agent.target_critics.out.bias, 6.0)
-    losses = agent(easy_batch(reward=1.5)).critic  # y = 2 * 1.5 + 0.5 * 6, of which critics predict 0
+    losses = agent(easy_batch(reward=1.5)).critic  # y = 2 * 1.5 + 0.5 * 6; critics predict 0
     torch.testing.assert_close(losses, torch.full_like(losses, 36.0))
 
 
 @pytest.mark.parametrize(("is_used", "expected"), [(True, 9.0), (False, 1.0)])
-def test_the_next_action_is_that_of_the_target_actor_where_it_is_used(is_used: bool, expected: float) -> None:
+def test_the_next_action_comes_from_the_target_actor_if_it_is_used(is_used: bool, expected: float) -> None:
     agent = make_agent_by_hand(use_target_actor=is_used)
     with torch.no_grad():
         agent.target_critics.out.bias.copy_(torch.tensor([2.0, 6.0, 0.0, 0.0]))
@@ -234,14 +232,14 @@ def test_the_next_action_is_that_of_the_target_actor_where_it_is_used(is_used: b
 
 
 @pytest.mark.parametrize("multiplier", [1.0, 3.0])
-def test_rewards_are_multiplied_in_targets_and_not_in_figures(multiplier: float) -> None:
+def test_rewards_are_multiplied_in_targets_but_not_in_metrics(multiplier: float) -> None:
     agent = make_agent_by_hand(reward_multiplier=multiplier, gamma=0.0)
     out = agent(easy_batch(reward=2.0), with_metrics=True)
     torch.testing.assert_close(out.critic, torch.full_like(out.critic, (2.0 * multiplier) ** 2))
     assert out.metrics["td_target"] == 2.0
 
 
-def test_the_online_term_follows_the_most_careful_critic() -> None:
+def test_the_online_term_follows_the_most_pessimistic_critic() -> None:
     agent = make_agent_by_hand(online_coeff=2.0)
     with torch.no_grad():
         agent.critics.out.bias.copy_(torch.tensor([3.0, 7.0])[:, None, None])
@@ -249,7 +247,7 @@ def test_the_online_term_follows_the_most_careful_critic() -> None:
     torch.testing.assert_close(losses, torch.full_like(losses, -2.0 * 3.0))
 
 
-def test_the_entropy_bonus_counts_as_its_coefficient_says() -> None:
+def test_the_entropy_bonus_is_scaled_by_its_coefficient() -> None:
     losses = make_agent_by_hand(entropy_coeff=0.5)(easy_batch(reward=0.0)).actor
     torch.testing.assert_close(losses, torch.full_like(losses, -0.5 * math.log(4)))
 
@@ -267,7 +265,7 @@ def test_each_discount_judges_its_own_continuous_action() -> None:
         torch.testing.assert_close(values[:, :, :, g], alone)
 
 
-def test_what_a_discount_learns_counts_for_all_above_it(space: Space) -> None:
+def test_learning_at_one_discount_changes_the_values_of_all_larger_ones(space: Space) -> None:
     settings = {"values": SummedValues(), "critic_type": CriticEnsemble, "training_discounts": (0.9, 0.1)}
     agent = make_agent(space, gamma=0.5, **settings)
     batch = make_batch(space)
@@ -278,7 +276,7 @@ def test_what_a_discount_learns_counts_for_all_above_it(space: Space) -> None:
             agent.critics.out.bias.unflatten(-1, (3, -1))[:, :, discount] += 1.0
         after = agent.recorded_values(agent.critics, transitions.current.state, transitions.recorded)
         found.append((after - before).mean((0, 1, 2, 4)).round().tolist())
-    assert found == [[1, 0, 0], [1, 1, 1], [1, 0, 1]]  # of 0.9, 0.1, 0.5
+    assert found == [[1, 0, 0], [1, 1, 1], [1, 0, 1]]  # columns: discounts 0.9, 0.1, 0.5
 
 
 def test_values_of_actions_for_their_own_discount_are_among_those_for_all(
@@ -301,14 +299,14 @@ def test_target_networks_follow_after_the_step_at_rate_tau() -> None:
     torch.testing.assert_close(agent.target_critics.out.weight, before + 0.25)
 
 
-def test_values_start_at_what_every_timestep_pays_times_the_multiplier() -> None:
+def test_values_start_at_the_return_of_the_smallest_reward_times_the_multiplier() -> None:
     settings = {"training_discounts": [0.9], "gamma": 1.0, "reward_multiplier": 2.0}
     agent = make_agent_by_hand(values=SummedValues(start=StartAtReward()), **settings).train()
     assert isinstance(agent.values, SummedValues)
-    rews = torch.tensor([[-1.5, -3.0, 99.0], [-1.0, 0.0, 99.0]])[..., None]  # padding pays 99
+    rews = torch.tensor([[-1.5, -3.0, 99.0], [-1.0, 0.0, 99.0]])[..., None]  # the padding has reward 99
     agent(replace(make_batch(rows=2, length=3, lengths=[2, 2]), rews=rews, dones=rews == 0.0))
     agent.after_update()
-    # the end, one timestep in four, pays nothing, and nothing follows it
+    # The end, one timestep in four, has reward 0, and nothing follows it.
     expected = [-2.0 * 0.75 / (1 - 0.9 * 0.75), -2.0 * 0.75 / 0.25]
     assert agent.values.origin[:, 0].tolist() == pytest.approx(expected)
 
@@ -317,7 +315,7 @@ def test_binary_filter_sees_environment_units() -> None:
     agent = make_agent(num_critics=1)
     q = torch.tensor([2.0, -2.0]).view(1, 2, 1, 1, 1).expand(1, 2, 1, 7, 1)
     gain = agent._advantages(q, torch.zeros_like(q))
-    torch.testing.assert_close(gain[0, :, 0, 0], torch.tensor([0.2, -0.2]))  # reward multiplier 10
+    torch.testing.assert_close(gain[0, :, 0, 0], torch.tensor([0.2, -0.2]))  # the reward multiplier is 10
 
 
 @pytest.mark.kernels
@@ -339,7 +337,7 @@ def test_acting_equals_the_training_forward(space: Space, settings: dict[str, An
 
 
 @pytest.mark.parametrize("sees_timestep", [False, True])
-def test_heads_see_the_timestep_past_a_memory_that_says_nothing_if_they_are_to(sees_timestep: bool) -> None:
+def test_heads_see_the_timestep_even_if_the_memory_is_zero_when_asked_to(sees_timestep: bool) -> None:
     agent, batch = make_agent(pass_timestep_to_heads=sees_timestep).eval(), make_batch()
     with torch.no_grad():
         for weights in agent.traj_encoder.parameters():

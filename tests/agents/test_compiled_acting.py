@@ -22,7 +22,7 @@ def make_agent(encoder: str, space: spaces.Discrete | spaces.MultiDiscrete = FIV
 
 
 def act(agent: Agent, num_timesteps: int) -> list[torch.Tensor]:
-    """Greedy actions of some timesteps, with a reset of one env now and then."""
+    """Greedy actions of some timesteps; one env is reset now and then."""
     generator, state, actions = torch.Generator().manual_seed(1), agent.init_hidden_state(NUM_ENVS, CPU), []
     for t in range(num_timesteps):
         obs = {key: torch.randn(NUM_ENVS, *OBS[key].shape, generator=generator) for key in OBS}

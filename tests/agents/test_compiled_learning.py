@@ -1,4 +1,4 @@
-"""Updates for GPUs: they never wait, no shape depends on data, and losses compile to one graph."""
+"""Updates for GPUs: they never synchronise, no shape depends on data, and losses compile to one graph."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def update(agent: Any, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor
     return loss.detach()
 
 
-# torch draws from a Beta distribution by an operation that has no form for shapes alone
+# torch samples from a Beta distribution with an operation that has no meta kernel.
 PLANNED = [case for case, (_, _, settings) in CASES.items() if settings.get("distribution_type") != "Beta"]
 
 
 @pytest.mark.parametrize("case", [*PLANNED, "bc box", "transformer"])
-def test_an_update_takes_shapes_alone_to_be_planned(case: str) -> None:
-    """On the meta device, where everything that needs a value (`item`, `if tensor`, a mask) is an error."""
+def test_an_update_runs_on_shapes_alone(case: str) -> None:
+    """On the meta device, every operation that needs a value (`item`, `if tensor`, a mask) is an error."""
     is_transformer = case == "transformer"
     kind, space, settings = (Agent, DISCRETE, {"encoder": transformer}) if is_transformer else CASES[case]
     agent = make(kind, space, **settings).to("meta")
@@ -58,13 +58,11 @@ def test_an_update_takes_shapes_alone_to_be_planned(case: str) -> None:
 
 
 @pytest.mark.slow  # tracing takes seconds
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # raised by torch
 @pytest.mark.parametrize(
     ("kind", "settings"), [(Agent, {"encoder": transformer}), (MultiTaskAgent, {"encoder": memoryless})]
 )
-def test_compiled_losses_are_one_graph_with_the_gradients_of_before(
-    kind: type, settings: dict[str, Any]
-) -> None:
+def test_compiled_losses_are_one_graph_with_the_same_gradients(kind: type, settings: dict[str, Any]) -> None:
     graphs: list[Any] = []
 
     def count_graphs(graph: Any, example_inputs: Any) -> Any:
@@ -95,7 +93,7 @@ def test_compiled_losses_are_one_graph_with_the_gradients_of_before(
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("kind", [Agent, MultiTaskAgent])
 @pytest.mark.parametrize("space", [DISCRETE, BOX])
-def test_on_a_gpu_compiled_updates_learn_as_others_and_never_wait(kind: type, space: Any) -> None:
+def test_on_a_gpu_compiled_updates_learn_like_others_and_never_wait(kind: type, space: Any) -> None:
     losses = []
     for is_compiled in (False, True):
         agent = make(kind, space, encoder=transformer).cuda()
@@ -103,7 +101,7 @@ def test_on_a_gpu_compiled_updates_learn_as_others_and_never_wait(kind: type, sp
             agent.compile_learning()
         optimizer = torch.optim.AdamW(agent.trainable_params(), lr=1e-3, fused=True)
         batch = on("cuda", make_batch(space))
-        first = [update(agent, optimizer, batch) for _ in range(3)]  # compiles, and fills caches
+        first = [update(agent, optimizer, batch) for _ in range(3)]  # compiles and fills caches
         torch.cuda.set_sync_debug_mode("error")
         try:
             later = [update(agent, optimizer, batch) for _ in range(20)]
@@ -111,5 +109,5 @@ def test_on_a_gpu_compiled_updates_learn_as_others_and_never_wait(kind: type, sp
             torch.cuda.set_sync_debug_mode("default")
         losses.append(torch.stack([*first, *later]).cpu())
     assert losses[1].isfinite().all()
-    if space is DISCRETE:  # of a Box, both draw other actions
+    if space is DISCRETE:  # for a Box, the two draw different actions
         torch.testing.assert_close(losses[1], losses[0], rtol=1e-2, atol=1e-3)

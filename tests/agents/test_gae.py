@@ -11,9 +11,9 @@ from torch import Tensor
 from loxodon.agents import GAE, gae
 
 VALUES = torch.tensor([5.0, 4.8, 4.6, 9.0, 8.8, 8.6])[:, None]
-NEXT_VALUES = torch.tensor([4.8, 4.6, 4.4, 8.8, 8.6, 8.4])[:, None]  # 4.4: the final observation of a cut
+NEXT_VALUES = torch.tensor([4.8, 4.6, 4.4, 8.8, 8.6, 8.4])[:, None]  # 4.4: the final observation before a cut
 ENDED = torch.tensor([False, False, True, False, False, False])[:, None]
-TRUNCATED = torch.zeros_like(ENDED)  # as `terminated`
+TRUNCATED = torch.zeros_like(ENDED)  # same shape and type as `terminated`
 AFTER = [2.0168, 1.3874, 0.7160]
 
 
@@ -24,7 +24,7 @@ def golden(terminated: Tensor, **kwargs: bool) -> list[float]:
     return found
 
 
-def test_golden_numbers() -> None:
+def test_advantages_have_the_golden_numbers() -> None:
     terminated = pytest.approx([-1.7232, -2.6318, -3.6000, *AFTER], abs=1e-4)
     assert golden(TRUNCATED) == pytest.approx([2.1298, 1.4650, 0.7560, *AFTER], abs=1e-4)
     assert golden(ENDED) == terminated
@@ -43,10 +43,12 @@ def rollouts(draw: st.DrawFn) -> tuple[Tensor, ...]:
 
 @settings(max_examples=50, deadline=None)
 @given(rollouts(), st.floats(0, 1), st.floats(0, 1))
-def test_defining_equation(rollout: tuple[Tensor, ...], discount: float, lam: float) -> None:
+def test_advantages_satisfy_the_defining_equation(
+    rollout: tuple[Tensor, ...], discount: float, lam: float
+) -> None:
     rewards, values, next_values, terminated, ended, mask = rollout
     poisoned = [x.masked_fill(~mask, torch.nan) for x in (rewards, values, next_values)]
-    poisoned[2] = poisoned[2].masked_fill(terminated, torch.nan)  # not looked at
+    poisoned[2] = poisoned[2].masked_fill(terminated, torch.nan)  # these values are not read
     advantages, returns = gae(*poisoned, terminated, ended, mask, discount=discount, lam=lam)
     for t in range(len(rewards)):
         for n in range(rewards.shape[1]):

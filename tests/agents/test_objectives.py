@@ -1,4 +1,4 @@
-"""The pure parts of the objective against definitions and tiny hand-computed cases."""
+"""The pure parts of the objective, against their definitions and small hand-computed cases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DISCOUNTS = torch.tensor([[0.5], [0.9]])
 
 
 def steps(*values: float) -> Tensor:
-    """(1, L, 1, 1) float."""
+    """A sequence of values, (1, L, 1, 1) float."""
     return torch.tensor(values).view(1, -1, 1, 1)
 
 
@@ -32,7 +32,7 @@ def test_one_step_target_bootstraps_unless_terminated() -> None:
 
 def test_several_steps_by_hand() -> None:
     # t=0: 1 + .5*2 + .25*4 + .125*40 = 8
-    # t=1 meets the end of the data after 3 steps: 2 + .5*4 + .25*8 + .125*50
+    # t=1 reaches the end of the data after 3 steps: 2 + .5*4 + .25*8 + .125*50
     y = targets(steps(1, 2, 4, 8), [0, 0, 0, 0], [1, 1, 1, 1], steps(20, 30, 40, 50), n_step=3)[0, :, 0, 0]
     torch.testing.assert_close(y, torch.tensor([8.0, 12.25, 20.5, 33.0]))
     y = targets(steps(1, 2, 4), [0, 1, 0], [1, 1, 1], steps(20, 30, 40), n_step=3)[0, :, 0, 0]
@@ -76,8 +76,8 @@ def test_filters_by_hand() -> None:
     assert exp_filter(a, beta=0.5)[2].item() == pytest.approx(math.e)
 
 
-def test_the_leaky_filter_is_the_binary_one_and_a_ramp() -> None:
-    """At an advantage of 1: 1 + 0.01025 + 0.99 / 2; below tau the slope is a twentieth."""
+def test_the_leaky_filter_is_the_binary_one_plus_a_ramp() -> None:
+    """At an advantage of 1 it is 1 + 0.01025 + 0.99 / 2; below tau, the slope is a twentieth."""
     found = leaky_relu_filter(torch.tensor([-1.0, 0.0, 0.01, 1.0, 5.0, 100.0]))
     expected = torch.tensor([1e-7, 0.01, 1.01025, 1.50525, 3.50525, 11.0])
     torch.testing.assert_close(found, expected)

@@ -1,4 +1,4 @@
-"""Every off-policy agent: sound updates on the action spaces it supports, formulas, and that it learns."""
+"""Every off-policy agent: sound updates on all supported action spaces, formulas, and learning."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def make(kind: Any, space: Any, mask_width: int = 0, encoder: Any = gru, **kwarg
         kwargs["action_mask_key"] = "allowed"
     agent = kind(obs_space(mask_width), space, tstep, encoder, 8, **kwargs)
     if isinstance(agent, OffPolicyAgent) and isinstance(agent.values, FixedUnits):
-        agent.values.unit.fill_(1.0)  # until targets are known, all values are 0 and equal
+        agent.values.unit.fill_(1.0)  # until targets arrive, all values are 0 and equal
     return agent
 
 
@@ -142,7 +142,7 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_updates_move_what_they_should_and_ignore_padding(case: str) -> None:
+def test_two_updates_change_what_they_should_and_ignore_padding(case: str) -> None:
     kind, space, kwargs = CASES[case]
     losses = []
     for fill in (0.0, 55.0):
@@ -170,7 +170,7 @@ def test_two_updates_move_what_they_should_and_ignore_padding(case: str) -> None
         for name, p in agent.named_parameters():
             moved = not torch.equal(p, before[name])
             assert moved == (p.requires_grad or name.startswith("target_")), name
-    if kwargs.get("distribution_type") != "Beta":  # whose samples take as many random numbers as they need
+    if kwargs.get("distribution_type") != "Beta":  # Beta uses a varying number of random numbers per sample
         torch.testing.assert_close(losses[0], losses[1])
     assert torch.isfinite(losses[0])
 
@@ -214,7 +214,7 @@ def test_the_rewarded_action_is_found(case: str) -> None:
         assert (action == right).float().mean() > 0.95
 
 
-# --- formulas, by hand: critics and policies that are the same everywhere --------------------------------
+# --- formulas by hand: critics and policies are constant ------------------------------------------------
 
 
 def by_hand(kind: Any, space: Any = DISCRETE, **kwargs: Any) -> Any:
@@ -233,7 +233,7 @@ def by_hand(kind: Any, space: Any = DISCRETE, **kwargs: Any) -> Any:
 
 
 def paid(reward: float, space: Any = DISCRETE) -> Batch:
-    """No episode ends, and every step pays the same."""
+    """No episode ends, and every step gives the same reward."""
     batch = make_batch(space, lengths=(5, 5, 5))
     return replace(batch, rews=torch.full_like(batch.rews, reward), dones=torch.zeros_like(batch.dones))
 
@@ -258,7 +258,7 @@ def test_sac_adds_entropy_to_values_and_steers_its_temperature() -> None:
     ]
 
 
-def test_iql_follows_an_expectile_and_weighs_by_advantage() -> None:
+def test_iql_follows_an_expectile_and_weights_by_advantage() -> None:
     agent = by_hand(IQLAgent, expectile=0.7, beta=3.0, max_weight=10.0)
     for bias, value_loss, weight in (
         (0.5, 0.7 * 0.25, math.exp(1.5)),
@@ -267,7 +267,7 @@ def test_iql_follows_an_expectile_and_weighs_by_advantage() -> None:
     ):
         torch.nn.init.constant_(agent.target_critics.out.bias, bias)
         out = agent(paid(1.5))
-        same(out.critic[:, :, :2], 9.0)  # y = 2 * 1.5 + 0.5 * V, of which critics predict 0
+        same(out.critic[:, :, :2], 9.0)  # y = 2 * 1.5 + 0.5 * V; critics predict 0
         same(out.critic[:, :, 2:], value_loss)
         same(out.actor, weight * math.log(4))
     torch.nn.init.constant_(agent.value_function.out.bias, 4.0)
@@ -278,7 +278,8 @@ def test_multi_task_critics_classify_and_the_actor_imitates_what_is_better() -> 
     bins = partial(ValueBins, num_bins=5, low=-2.0, high=2.0, spacing="linear")
     agent = by_hand(MultiTaskAgent, bins_type=bins, fake_filter=True, training_discounts=(0.5, 0.5))
     with torch.no_grad():
-        agent.target_critics.out.bias.view(2, 3, 5)[:, :, 3] = 50.0  # surely worth 1
+        # bin 3 has probability 1, so the value is 1
+        agent.target_critics.out.bias.view(2, 3, 5)[:, :, 3] = 50.0
     out = agent(paid(0.25))  # y = 2 * 0.25 + 0.5 * 1
     same(out.critic, math.log(5))
     same(out.actor, math.log(4))
@@ -289,7 +290,7 @@ def test_multi_task_critics_classify_and_the_actor_imitates_what_is_better() -> 
     same(agent(paid(0.25)).actor, 0.0)  # no recorded action is better than the policy
 
 
-def test_multi_task_advantages_over_all_actions_are_those_over_their_probabilities() -> None:
+def test_multi_task_advantages_over_all_actions_equal_those_over_their_probabilities() -> None:
     agent = make(MultiTaskAgent, DISCRETE)
     batch = make_batch(DISCRETE)
     transitions = agent.transitions(batch)
@@ -300,7 +301,7 @@ def test_multi_task_advantages_over_all_actions_are_those_over_their_probabiliti
     torch.testing.assert_close(advantages, (q - v).mean(2) / agent.reward_multiplier, atol=1e-5, rtol=1e-4)
 
 
-def test_dqn_chooses_by_its_critics_and_judges_by_the_averages() -> None:
+def test_dqn_chooses_by_its_critics_and_evaluates_with_the_target_critics() -> None:
     for double_q, expected in ((True, 1.0), (False, 16.0)):
         agent = by_hand(DQNAgent, double_q=double_q, critic_type=CriticEnsemble)
         with torch.no_grad():
@@ -311,12 +312,12 @@ def test_dqn_chooses_by_its_critics_and_judges_by_the_averages() -> None:
         same(out.critic, expected)
         state = agent.init_hidden_state(3, torch.device("cpu"))
         obs = {"observation": batch.obs["observation"][:, 0]}
-        for sample in (True, False):  # exploration is not the agent's affair
+        for sample in (True, False):  # exploration is handled elsewhere
             action, _ = agent.get_actions(obs, batch.rl2s[:, 0], batch.time_idxs[:, 0], state, sample)
             assert action.tolist() == [1, 1, 1]
 
 
-def test_losses_leave_out_a_burn_in_that_is_not_the_begin_of_an_episode() -> None:
+def test_losses_leave_out_a_burn_in_unless_it_begins_an_episode() -> None:
     agent, batch = make(DQNAgent, DISCRETE, burn_in=2), make_batch(DISCRETE, lengths=(5, 5, 5))
     batch = replace(batch, time_idxs=batch.time_idxs + torch.tensor([0, 7, 1])[:, None, None])
     counts = agent(batch).critic.detach().flatten(2).abs().sum(-1) > 0
@@ -340,7 +341,7 @@ def test_the_agents_targets_are_those_of_the_functions(returns: Returns) -> None
     )
 
 
-def test_actions_of_unknown_probability_count_as_certain() -> None:
+def test_actions_of_unknown_probability_are_treated_as_certain() -> None:
     agent = make(Agent, DISCRETE, returns=Retrace(0.8), critic_subset=all_of(4))
     batch = make_batch(DISCRETE)
     transitions = agent.transitions(batch)
@@ -355,8 +356,8 @@ def test_actions_of_unknown_probability_count_as_certain() -> None:
     torch.testing.assert_close(targets(torch.full_like(batch.rews, torch.nan)), certain)
 
 
-def test_a_trace_is_cut_by_the_probability_with_which_its_own_action_was_taken() -> None:
-    """Probabilities differ from step to step; targets of each critic are a plain recursion."""
+def test_a_trace_is_cut_by_the_probability_of_the_action_taken() -> None:
+    """Probabilities differ from step to step; a plain recursion computes the targets of each critic."""
     agent = make(Agent, DISCRETE, returns=Retrace(0.8), critic_subset=all_of(4))
     batch = make_batch(DISCRETE)
     taken = torch.linspace(0.1, 0.9, batch.rews.numel()).view(3, 5)[:, torch.tensor([2, 0, 4, 1, 3])]
@@ -409,7 +410,7 @@ def test_values_of_stored_transitions_have_one_entry_per_discount_and_change_not
 
 
 def test_values_are_in_environment_units() -> None:
-    """The two critics value action a at 2 a and 4 a, rewards count twice, and the policy is uniform."""
+    """The two critics value action a at 2 a and 4 a, rewards are doubled, and the policy is uniform."""
     batch = make_batch(DISCRETE)
     taken = batch.actions.argmax(-1).float()[..., None, None]
     expected = {Agent: 2.25, SACAgent: 2.25, DQNAgent: 4.5}
@@ -433,12 +434,12 @@ def test_values_are_in_environment_units() -> None:
     found = agent.get_values(batch)
     same(found.q, 3.0)
     same(found.v, 2.0)
-    same(found.advantages, 0.5)  # of the least target critic
+    same(found.advantages, 0.5)  # by the smaller target critic
     same(found.filter_weights, math.exp(3.0 * 1.0))
 
 
 @pytest.mark.parametrize("kind", [Agent, SACAgent, MultiTaskAgent])
-def test_targets_and_the_actors_loss_draw_their_own_numbers_of_actions(kind: Any) -> None:
+def test_targets_and_the_actor_loss_use_different_numbers_of_sampled_actions(kind: Any) -> None:
     numbers = {"num_actions_for_value_in_critic_loss": 2, "num_actions_for_value_in_actor_loss": 4}
     agent, drawn = make(kind, BOX, **numbers), []
     draw = agent.draw
@@ -470,7 +471,7 @@ def test_continuous_actions_may_have_discounts_and_returns_of_their_own() -> Non
 
 @pytest.mark.parametrize("kind", [Agent, MultiTaskAgent, BCAgent, DQNAgent, SACAgent, IQLAgent, PPOAgent])
 @pytest.mark.parametrize("space", [DISCRETE, MULTI], ids=["discrete", "factors"])
-def test_actions_that_are_not_allowed_are_never_taken(kind: Any, space: Any) -> None:
+def test_disallowed_actions_are_never_taken(kind: Any, space: Any) -> None:
     if kind is DQNAgent and space is MULTI:
         return
     allowed = torch.tensor([1, 0, 1, 0] if space is DISCRETE else [0, 1, 1, 1, 0])
@@ -492,8 +493,8 @@ def test_actions_that_are_not_allowed_are_never_taken(kind: Any, space: Any) -> 
 
 @pytest.mark.parametrize("kind", [Agent, DQNAgent, SACAgent])
 @pytest.mark.parametrize("where", ["critics", "target_critics"])
-def test_what_is_not_allowed_is_not_bootstrapped_from(kind: Any, where: str) -> None:
-    """Its value can be anything."""
+def test_disallowed_actions_are_not_bootstrapped_from(kind: Any, where: str) -> None:
+    """Their values can be anything."""
     losses = []
     for value in (0.0, 1e6):
         agent = make(kind, DISCRETE, 4, critic_type=CriticEnsemble)
@@ -510,7 +511,7 @@ def test_what_is_not_allowed_is_not_bootstrapped_from(kind: Any, where: str) -> 
     torch.testing.assert_close(losses[0], losses[1])
 
 
-def test_where_nothing_is_allowed_everything_is() -> None:
+def test_if_nothing_is_allowed_everything_is() -> None:
     agent = make(BCAgent, MULTI, 5)
     like = torch.zeros(2, 7, 5)
     mask = torch.tensor([[0, 0, 1, 0, 0], [1, 0, 0, 0, 0]])
@@ -545,7 +546,7 @@ def test_acting_remembers_actions_as_learning_does() -> None:
             )
 
 
-def test_a_memory_of_actions_is_there_if_asked_for() -> None:
+def test_an_action_memory_exists_only_if_asked_for() -> None:
     agent, plain = make(Agent, DISCRETE, action_memory_type=ActionMemory), make(Agent, DISCRETE)
     assert agent.actor.reader is not None
     assert agent.critics.reader is not None
@@ -561,7 +562,7 @@ def test_a_memory_of_actions_is_there_if_asked_for() -> None:
         (DISCRETE, {"critic_type": DuelingCriticEnsemble}, "heads that take memory_dim"),
     ],
 )
-def test_a_memory_of_actions_is_refused_where_heads_could_not_use_it(
+def test_an_action_memory_is_refused_if_heads_cannot_use_it(
     space: Any, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=rf"needs {words}.*Fix: bind Agent.action_memory_type = None"):

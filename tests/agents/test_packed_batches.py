@@ -1,4 +1,4 @@
-"""Windows that share rows are learned from as if each had a row of its own, by every agent."""
+"""Every agent learns from windows that share rows as if each had a row of its own."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
 
 
 def window(length: int, source: int) -> Trajectory:
-    """Every third one begins its episode, of which every fifth transition is the last."""
+    """A window of random data. Every third one begins its episode; a fifth of transitions are terminal."""
     rng = np.random.default_rng(source)
     return Trajectory(
         obs={"observation": rng.standard_normal((length + 1, 3)).astype(np.float32)},
@@ -153,7 +153,7 @@ def test_packed_windows_have_the_losses_gradients_and_statistics_of_padded_ones(
         )
 
 
-def test_a_packed_batch_holds_every_window_once_and_says_where() -> None:
+def test_a_packed_batch_holds_every_window_once_and_records_its_place() -> None:
     trajs = windows(DISCRETE)
     batch = pack_batch(trajs, MAX_SEQ_LEN)
     assert batch.resets is not None
@@ -185,7 +185,7 @@ HYBRID = {"mixers": ["attention", "min_gru", "attention"], "d_model": 16, "n_hea
 @pytest.mark.parametrize("collate", [pad_batch, partial(pack_batch, max_seq_len=MAX_SEQ_LEN)])
 @pytest.mark.parametrize("kind", ["transformer", "hybrid"])
 def test_full_windows_need_no_mask_in_any_layer(kind: str, collate: Any) -> None:
-    """A causal mask, which kernels know without being given one, is all that a whole window asks for."""
+    """A full window needs only a causal mask, which kernels apply without a mask tensor."""
     masks: list[Tensor | None] = []
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
@@ -201,4 +201,4 @@ def test_full_windows_need_no_mask_in_any_layer(kind: str, collate: Any) -> None
     assert len(masks) >= 2
     assert masks == [None] * len(masks)
     agent.encode(collate([window(3, 0), window(MAX_SEQ_LEN, 1), window(5, 2)]))
-    assert any(mask is not None for mask in masks) == (collate is not pad_batch)  # only what shares a row
+    assert any(mask is not None for mask in masks) == (collate is not pad_batch)  # only shared rows need one

@@ -101,7 +101,7 @@ def test_gin_chooses_parts_and_their_settings(
         ("loss_weights", WeighByReward, "WeighByReward"),
     ],
 )
-def test_what_is_not_a_part_is_refused_with_what_to_write(setting: str, wrong: Any, example: str) -> None:
+def test_a_value_that_is_not_a_part_is_refused_with_a_fix(setting: str, wrong: Any, example: str) -> None:
     words = rf"Agent.{setting} is .*with parentheses. Fix: bind, say, Agent.{setting} = @{example}\(\)"
     with pytest.raises(TypeError, match=words):
         make_agent(**{setting: wrong})
@@ -134,7 +134,7 @@ def test_impossible_settings_of_parts_are_explained(make: Callable[[], Any], wor
 
 
 def drawn(**settings: Any) -> Tensor:
-    """(40, 9, 3, 1) what the subset makes of four critics that value everything at 0, 1, 2 and 3."""
+    """Reduced values (40, 9, 3, 1) of four critics that value everything at 0, 1, 2 and 3."""
     critics = CriticEnsemble(5, 2, 3, True, num_critics=4)
     torch.nn.init.zeros_(critics.out.weight)
     with torch.no_grad():
@@ -170,7 +170,7 @@ def test_a_subset_is_drawn_for_each_element_or_once_per_update(
 # --- values ----------------------------------------------------------------------------------------------
 
 
-def test_plain_values_are_the_outputs_whatever_the_targets() -> None:
+def test_plain_values_are_the_outputs_for_any_targets() -> None:
     plain, x = built(PlainValues()), torch.randn(3, 1, 1)
     update(plain, 5.0, 9.0)
     assert torch.equal(plain.value(x), x)
@@ -178,24 +178,24 @@ def test_plain_values_are_the_outputs_whatever_the_targets() -> None:
     assert plain.sigma.item() == 1.0
 
 
-def test_statistics_of_popart_move_before_the_loss_and_keep_all_values() -> None:
+def test_popart_statistics_move_before_the_loss_and_keep_all_values() -> None:
     torch.manual_seed(0)
     popart, outputs = built(PopArt(beta=0.5), 0.5, 0.9), torch.randn(4, 2, 1)
     before = popart.value(outputs)
-    torch.testing.assert_close(before, 10.0 * outputs)  # the root of init_nu
+    torch.testing.assert_close(before, 10.0 * outputs)  # the square root of init_nu
     popart.gather(torch.tensor([2.0, 6.0]).view(1, 2, 1, 1).expand(-1, -1, 2, -1), torch.ones(1, 2, 1) > 0)
-    # the start counts as one update, so the rate is 0.5 / (1 - 0.5^2) = 2/3
+    # The start counts as one update, so the rate is 0.5 / (1 - 0.5^2) = 2/3.
     mu, nu = 2 / 3 * 4.0, 100.0 + 2 / 3 * (20.0 - 100.0)
     for _ in range(2):
         torch.testing.assert_close(popart.mu, torch.full((2, 1), mu))
         torch.testing.assert_close(popart.sigma, torch.full((2, 1), (nu - mu**2) ** 0.5))
         torch.testing.assert_close(popart.normalize(before), (before - mu) / (nu - mu**2) ** 0.5)
         torch.testing.assert_close(popart.value(outputs), before)
-        popart.commit()  # which no loss notices
+        popart.commit()  # a commit does not change losses
     assert popart.updates.item() == 2
 
 
-def test_values_in_fixed_units_take_them_from_the_first_targets_that_vary() -> None:
+def test_values_in_fixed_units_take_the_unit_from_the_first_targets_that_vary() -> None:
     values, one = built(FixedUnits(beta=1.0)), torch.ones(1, 1, 1)
     assert values.value(one).item() == 0.0
     update(values, 0.0, 0.0)
@@ -206,7 +206,7 @@ def test_values_in_fixed_units_take_them_from_the_first_targets_that_vary() -> N
 
 
 def test_the_scale_in_fixed_units_follows_the_targets_down_to_a_floor() -> None:
-    # rate = beta / (1 - (1 - beta)^2) = 0.5 / 0.75 = 2/3; mu = 1 + 2/3 (4 - 1); nu = 2 + 2/3 (20 - 2)
+    # The rate is beta / (1 - (1 - beta)^2) = 2/3, so mu = 1 + 2/3 (4 - 1) and nu = 2 + 2/3 (20 - 2).
     values = built(FixedUnits(beta=0.5))
     update(values, 0.0, 2.0)
     update(values, 2.0, 6.0)
@@ -219,7 +219,7 @@ def test_the_scale_in_fixed_units_follows_the_targets_down_to_a_floor() -> None:
 
 
 @pytest.mark.parametrize("places", [[0, 1], [1, 0]], ids=["ascending", "descending"])
-def test_summed_values_of_a_discount_add_to_those_of_the_one_below(places: list[int]) -> None:
+def test_summed_values_of_a_discount_add_to_those_of_the_next_smaller_one(places: list[int]) -> None:
     values = built(SummedValues(), *torch.tensor([0.5, 0.9])[places].tolist())
     targets = torch.tensor([[1.0, 10.0], [3.0, 50.0]])  # means 2 and 30, deviations 1 and 20
     values.gather(targets[None, :, places, None], torch.ones(1, 2, 1, dtype=torch.bool))
@@ -230,7 +230,7 @@ def test_summed_values_of_a_discount_add_to_those_of_the_one_below(places: list[
 
 
 @pytest.mark.parametrize("kind", [PopArt, FixedUnits, SummedValues])
-def test_statistics_ignore_padding_and_add_up_over_processes(kind: Any) -> None:
+def test_statistics_ignore_padding_and_are_summed_over_processes(kind: Any) -> None:
     whole, first, second = (built(kind(beta=0.5)) for _ in range(3))
     gather(whole, 1.0, 3.0, 8.0)
     gather(first, 1.0, 3.0)
@@ -256,13 +256,13 @@ def test_values_start_at_the_return_of_the_smallest_reward_if_all_have_one_sign(
     rewards: list[float], ends: list[int], expected: list[float]
 ) -> None:
     start = StartAtReward()
-    for reward, end in zip(rewards, ends, strict=True):  # as many micro-batches, with padding behind
+    for reward, end in zip(rewards, ends, strict=True):  # one micro-batch per reward, with padding at the end
         rows = torch.tensor([reward, 99.0]), torch.tensor([bool(end), False]), torch.tensor([True, False])
         start.gather(*rows)
     assert start.value(torch.tensor([[0.9], [1.0]]))[:, 0].tolist() == pytest.approx(expected)
 
 
-def test_values_of_several_processes_start_where_all_say_they_may() -> None:
+def test_values_of_several_processes_start_at_the_reward_only_if_all_have_one_sign() -> None:
     def after_one_update(*rewards_of_processes: list[float]) -> float:
         processes = [built(SummedValues(start=StartAtReward())) for _ in rewards_of_processes]
         for values, rewards in zip(processes, rewards_of_processes, strict=True):
@@ -277,20 +277,20 @@ def test_values_of_several_processes_start_where_all_say_they_may() -> None:
         return found
 
     assert after_one_update([-1.0, -2.0], [-1.0]) == pytest.approx(-10.0)
-    assert after_one_update([-1.0, -2.0], [-3.0]) == pytest.approx(-20.0)  # a mean over processes
-    assert after_one_update([-1.0, -2.0], [3.0, -3.0]) == pytest.approx(-0.75)  # the mean of targets
+    assert after_one_update([-1.0, -2.0], [-3.0]) == pytest.approx(-20.0)  # the mean over processes
+    assert after_one_update([-1.0, -2.0], [3.0, -3.0]) == pytest.approx(-0.75)  # the mean of the targets
 
 
 # --- loss_weights ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("unit", [1e-6, 1e6])
-def test_losses_weigh_by_the_rewards_that_returns_hold(unit: float) -> None:
+def test_losses_are_weighted_by_the_rewards_that_returns_contain(unit: float) -> None:
     def roots(rewards: Tensor, **settings: float) -> list[float]:
         first, second = (built(WeighByReward(beta=0.5, **settings), 0.5, 0.99, 0.9999) for _ in range(2))
         for _ in range(2):
             mask = torch.arange(1_010) < 1_000
-            given = torch.cat([unit * rewards, torch.full((10,), 1e9)])  # with padding behind
+            given = torch.cat([unit * rewards, torch.full((10,), 1e9)])  # padding at the end
             first.gather(given[:300], mask[:300])
             second.gather(given[300:], mask[300:])
             sums = first.pending_sums() + second.pending_sums()
@@ -301,9 +301,9 @@ def test_losses_weigh_by_the_rewards_that_returns_hold(unit: float) -> None:
 
     alone = torch.zeros(1_000)
     alone[7] = -1.0
-    # horizons are 1,000 timesteps at most, and the largest weight is 1
+    # Horizons are at most 1,000 timesteps, and the largest weight is 1.
     assert roots(torch.ones(1_000)) == pytest.approx([1.0, 0.02, 0.002], rel=1e-4)
     assert roots(torch.zeros(1_000)) == pytest.approx([1.0, 0.02, 0.002], rel=1e-4)
-    two = alone.roll(3) + alone  # times ten: p is 0.02
+    two = alone.roll(3) + alone  # p is 0.02, ten times larger
     assert roots(two) == pytest.approx([1.0, 0.5, 0.05], rel=1e-4)
     assert roots(two, rare=torch.inf) == pytest.approx([1.0, 0.02, 0.002], rel=1e-4)

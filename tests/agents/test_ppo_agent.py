@@ -1,4 +1,4 @@
-"""The PPO agent: acting, evaluating what was acted, settings."""
+"""The PPO agent: acting, evaluating the recorded actions, settings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ASYMMETRIC = {"share_encoder": False, "actor_obs_keys": ["observation"]}
     ],
 )
 def test_evaluating_reproduces_acting(encoder: str, space: Any, kwargs: dict[str, Any]) -> None:
-    """From the beginning, and going on from an exported state; episode borders inside both."""
+    """Both from the beginning and from an exported state, with episode borders inside."""
     agent = make_agent(space, encoder, **kwargs)
     batch, steps = collect(agent)
     rows = agent.export_hidden_state(steps[-1].hidden_state)
@@ -56,7 +56,7 @@ def test_evaluating_reproduces_acting(encoder: str, space: Any, kwargs: dict[str
 @pytest.mark.kernels
 @pytest.mark.parametrize("kwargs", [{}, SEPARATE], ids=["shared", "separate"])
 @pytest.mark.parametrize("space", [DISCRETE, MULTI], ids=["discrete", "factors"])
-def test_evaluating_leaves_out_the_actions_that_acting_left_out(space: Any, kwargs: dict[str, Any]) -> None:
+def test_evaluating_masks_the_actions_that_acting_masked(space: Any, kwargs: dict[str, Any]) -> None:
     obs_space = spaces.Dict({**OBS, "allowed": spaces.MultiBinary(5 if space is MULTI else 4)})
     agent = PPOAgent(obs_space, space, tstep, ENCODERS["gru"], 16, action_mask_key="allowed", **kwargs)
     batch, steps = collect(agent.eval(), rows=20)
@@ -69,7 +69,7 @@ def test_evaluating_leaves_out_the_actions_that_acting_left_out(space: Any, kwar
 
 
 def test_history_matters_to_a_recurrent_agent() -> None:
-    """So that the test above says something of `start` and `resets`."""
+    """Without this, the test above would not show that `start` and `resets` matter."""
     agent = make_agent()
     _, steps = collect(agent)
     later, _ = collect(agent, after=steps[-1], seed=3)
@@ -117,7 +117,7 @@ def test_other_actions_are_the_samples() -> None:
     assert actions.amax((0, 1)).tolist() == [1, 2]
 
 
-def test_distributions_by_space() -> None:
+def test_the_default_distribution_depends_on_the_space() -> None:
     state = torch.zeros(1, 16)
     assert isinstance(make_agent(DISCRETE).policy(state), Categorical)
     assert isinstance(make_agent(BOX).policy(state), Gaussian)
@@ -127,7 +127,7 @@ def test_distributions_by_space() -> None:
 
 @pytest.mark.parametrize("kwargs", [{}, SEPARATE], ids=["shared", "separate"])
 def test_actions_without_values_are_the_same(kwargs: dict[str, Any]) -> None:
-    """`get_actions` serves evaluation and loaded policies."""
+    """Evaluation and loaded policies use `get_actions`."""
     for space in (DISCRETE, MULTI, BOX):
         agent = make_agent(space, **kwargs)
         batch, _ = collect(agent, length=1)
@@ -148,10 +148,10 @@ def test_actions_without_values_are_the_same(kwargs: dict[str, Any]) -> None:
     [("ff", SEPARATE, False), ("ff", {}, True), ("gru", SEPARATE, True)],
     ids=["separate without memory", "shared", "separate with memory"],
 )
-def test_values_that_nobody_reads_are_left_out_where_they_cost_an_encoder(
+def test_values_that_nobody_reads_are_skipped_if_they_cost_an_encoder(
     encoder: str, kwargs: dict[str, Any], has_values: bool
 ) -> None:
-    """Nothing else changes, and evaluating finds the same."""
+    """Nothing else changes, and evaluating gives the same values."""
     expected_batch, expected = collect(make_agent(encoder=encoder, **kwargs))
     agent = make_agent(encoder=encoder, **kwargs)
     agent.values_when_acting = False
@@ -163,14 +163,14 @@ def test_values_that_nobody_reads_are_left_out_where_they_cost_an_encoder(
 
 
 class Curious(PPOAgent):
-    """Reports one more figure per step."""
+    """Reports one more metric per step."""
 
     def act(self, *args: Any, **kwargs: Any) -> ActOutput:
         out = super().act(*args, **kwargs)
         return replace(out, extras={**out.extras, "novelty": out.extras["values"].square()})
 
 
-def test_a_subclass_adds_to_what_is_kept() -> None:
+def test_a_subclass_can_store_more_per_step() -> None:
     agent = Curious(OBS, DISCRETE, tstep, ENCODERS["gru"], 16)
     _, steps = collect(agent)
     assert steps[0].extras["novelty"].shape == (3, 1)

@@ -1,4 +1,4 @@
-"""That the parts of on-policy learning, put together by hand, learn what needs memory."""
+"""The parts of on-policy learning, combined by hand, learn a task that needs memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .rollouts import collect, make_agent
 
 
 def rewarded(agent: PPOAgent, seed: int) -> tuple[RolloutBatch, float]:
-    """A rollout with 1 for every action that tells the sign of the episode's first number."""
+    """A rollout with reward 1 for every action that names the sign of the episode's first number."""
     batch, _ = collect(agent, rows=64, length=8, seed=seed)
     numbers = batch.obs["observation"][..., 0]
     first = numbers[:, 0]
@@ -69,5 +69,5 @@ def test_a_recurrent_agent_learns_to_remember(kwargs: dict[str, Any]) -> None:
 
 
 @pytest.mark.learning
-def test_an_agent_without_memory_cannot() -> None:
+def test_an_agent_without_memory_does_not_learn_it() -> None:
     assert share_of_right_actions("ff") < 0.65

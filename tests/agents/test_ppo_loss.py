@@ -1,4 +1,4 @@
-"""The PPO objective against numbers worked out by hand, and each of its settings."""
+"""The PPO objective, against numbers computed by hand, and each of its settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from loxodon.agents import LinearSchedule, PPOLoss
 
 ZERO = torch.zeros(4, 1)
-# ratios 2 and 0.5, each with a good and a bad action
+# Ratios 2 and 0.5, each with a good and a bad action.
 RATIOS = torch.tensor([2.0, 2.0, 0.5, 0.5])[:, None]
 ADVANTAGES = torch.tensor([3.0, -3.0, 3.0, -3.0])[:, None]
 
@@ -23,13 +23,13 @@ def actor(loss: PPOLoss, entropy: Tensor = ZERO, kl: Tensor | None = None) -> li
 
 
 def critic(**kwargs: object) -> list[float]:
-    """Values 1 and 5, old ones 0 and 0, returns 3 and 4."""
+    """Values 1 and 5, old values 0 and 0, returns 3 and 4."""
     values, returns = torch.tensor([[1.0], [5.0]]), torch.tensor([[3.0], [4.0]])
     found: list[float] = PPOLoss(**kwargs).critic(values, ZERO[:2], returns)[:, 0].tolist()  # type: ignore[arg-type]
     return found
 
 
-def test_clipped_objective() -> None:
+def test_the_objective_is_clipped() -> None:
     # min(A rho, A clip(rho)): 3 * 1.2, -3 * 2, 3 * 0.5, -3 * 0.8
     assert actor(PPOLoss()) == pytest.approx([-3.6, 6.0, -1.5, 2.4])
     assert actor(PPOLoss(clip_eps=0.4)) == pytest.approx([-4.2, 6.0, -1.5, 1.8])
@@ -42,7 +42,7 @@ def test_clipped_steps_have_no_gradient() -> None:
     assert log_probs.grad[:, 0].tolist() == pytest.approx([0.0, 6.0, -1.5, 0.0])
 
 
-def test_kl_penalty() -> None:
+def test_the_kl_penalty_is_added_to_the_loss() -> None:
     kl = torch.full((4, 1), 0.5)
     loss = PPOLoss(kind="kl_penalty", kl_beta=4.0)
     assert actor(loss, kl=kl) == pytest.approx([-4.0, 8.0, 0.5, 3.5])  # -A rho + 4 * 0.5
@@ -76,11 +76,11 @@ def test_value_losses() -> None:
     assert critic(value_loss="l1") == pytest.approx([2.0, 1.0])
 
 
-def test_value_clipping() -> None:
-    # moved by at most 0.5 from 0: losses (0.5 - 3)^2 and (0.5 - 4)^2
+def test_values_are_clipped() -> None:
+    # Values move by at most 0.5 from 0, so the losses are (0.5 - 3)^2 and (0.5 - 4)^2.
     assert critic(value_clip=0.5) == pytest.approx([6.25, 12.25])
     assert critic(value_clip=0.5, value_clip_mode="only") == pytest.approx([6.25, 12.25])
-    # moved by at most 4: the second one beyond that, towards its return
+    # Values move by at most 4; the second exceeds that, in the direction of its return.
     assert critic(value_clip=4.0) == pytest.approx([4.0, 1.0])
     assert critic(value_clip=4.0, value_clip_mode="only") == pytest.approx([4.0, 0.0])
 
@@ -99,7 +99,7 @@ def test_only_the_max_form_pulls_back_values_outside_the_band() -> None:
 @pytest.mark.parametrize(
     ("kl", "expected"), [(0.016, 4.0), (0.014, 2.0), (0.007, 2.0), (0.006, 1.0)], ids=str
 )
-def test_beta_follows_the_divergence(kl: float, expected: float) -> None:
+def test_beta_follows_the_kl_divergence(kl: float, expected: float) -> None:
     loss = PPOLoss(kind="kl_penalty", kl_target=0.01, kl_beta=2.0)
     loss.after_rollout(kl)
     assert loss.beta.item() == expected
@@ -108,7 +108,7 @@ def test_beta_follows_the_divergence(kl: float, expected: float) -> None:
     assert fresh.beta.item() == expected
 
 
-def test_beta_moves_by_the_bound_factors_and_not_when_clipping() -> None:
+def test_beta_changes_by_the_bound_factors_and_not_when_clipping() -> None:
     for kind, expected in (("kl_penalty", [3.0, 0.75]), ("clip", [1.0, 1.0])):
         loss = PPOLoss(kind=kind, kl_increase=3.0, kl_decrease=0.25)
         for kl, beta in zip((1.0, 0.0), expected, strict=True):

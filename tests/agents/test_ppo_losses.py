@@ -1,4 +1,4 @@
-"""Losses, figures and statistics of the PPO agent."""
+"""Losses, metrics and statistics of the PPO agent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_untouched_weights_have_ratio_one(space: Any, kind: str) -> None:
     assert {"entropy", "value", "explained_variance", "value_loss"} <= metrics.keys()
 
 
-def test_kl_is_told_without_other_metrics_and_grows() -> None:
+def test_kl_is_reported_without_other_metrics_and_grows() -> None:
     agent = make_agent()
     batch = evaluated(agent, collect(agent, rows=2_000)[0])
     with torch.no_grad():
@@ -109,13 +109,13 @@ def test_padding_changes_no_loss_and_no_gradient(encoder: str) -> None:
         assert torch.allclose(a, b, atol=1e-6)
 
 
-def test_losses_ask_for_an_evaluated_batch() -> None:
+def test_losses_require_an_evaluated_batch() -> None:
     agent = make_agent()
     with pytest.raises(ValueError, match=r"has no log_probs.*Fix"):
         agent(collect(agent)[0])
 
 
-def test_figures_are_float32_in_mixed_precision() -> None:
+def test_metrics_are_float32_in_mixed_precision() -> None:
     for space in (DISCRETE, MULTI, BOX):
         agent = make_agent(space, "ff")
         batch = evaluated(agent, collect(agent)[0])
@@ -127,7 +127,7 @@ def test_figures_are_float32_in_mixed_precision() -> None:
         assert {tensor.dtype for tensor in tensors} == {torch.float32}
 
 
-def test_an_update_raises_what_was_better_than_expected() -> None:
+def test_an_update_makes_better_than_expected_actions_more_likely() -> None:
     agent = make_agent()
     batch = evaluated(agent, collect(agent, rows=20)[0])
     optimizer = torch.optim.Adam(agent.trainable_params(), lr=1e-3)
@@ -148,7 +148,7 @@ def norms(agent: PPOAgent) -> list[RunningNorm]:
     return [m for m in agent.modules() if isinstance(m, RunningNorm) and m is not agent.value_norm]
 
 
-def test_input_statistics_are_of_steps_and_move_after_the_rollout() -> None:
+def test_input_statistics_count_steps_and_move_after_the_rollout() -> None:
     agent = make_agent(**ASYMMETRIC).train()
     batch = evaluated(agent, collect(agent)[0])
     before = agent.evaluate(batch).params
@@ -164,7 +164,7 @@ def test_input_statistics_are_of_steps_and_move_after_the_rollout() -> None:
     assert not torch.allclose(agent.evaluate(batch).params, before, atol=1e-4)
 
 
-def test_divergence_and_progress_reach_the_loss() -> None:
+def test_kl_divergence_and_progress_reach_the_loss() -> None:
     clip_eps = lambda progress: 0.3 - 0.2 * progress  # noqa: E731
     agent = make_agent(loss_type=lambda: PPOLoss(kind="kl_penalty", clip_eps=clip_eps))
     agent.after_rollout(1.0)
@@ -199,7 +199,7 @@ def test_value_losses_are_in_normalised_units(value_norm: str) -> None:
     assert torch.allclose(agent.value_norm.mean, batch.returns.mean(), rtol=1e-4)
 
 
-def test_value_statistics_are_of_steps_and_fade_beyond_the_window() -> None:
+def test_value_statistics_count_steps_and_fade_beyond_the_window() -> None:
     agent = make_agent(value_norm="running", value_norm_window=2.0)
     returns, mask = torch.tensor([1.0, 3.0, torch.nan])[None, :, None], torch.tensor([True, True, False])
     for expected in (2.0, 2.0):

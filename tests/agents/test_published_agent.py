@@ -1,7 +1,7 @@
-"""The published agent: numbers of the reference implementation, for the same inputs.
+"""The published agent: the numbers of the reference implementation for the same inputs.
 
 The arrays in `golden/` are inputs and outputs of AMAGO 3.3.0 in six settings, three calls each. Networks are
-replaced by functions that return the recorded outputs; all that follows is the agent's own.
+replaced by functions that return the recorded outputs; everything downstream of them is the agent's own.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class RecordedSubset(RandomSubset):
 
 
 class RecordedCritics(nn.Module):
-    """Critics that return recorded outputs, whatever they are asked.
+    """Critics that return recorded outputs and ignore their inputs.
 
     of_all: for Discrete actions (B, L, C, G, A). Otherwise `of_recorded` (B, L, C, G, 1) for one action per
     timestep, and `of_policy` (K, B, L, C, G, 1) for K samples per discount, each judged for its own discount.
     """
 
     num_critics = 4
-    reads_discount = False  # Recorded outputs stand for one output per discount.
+    reads_discount = False  # the recorded outputs have one entry per discount
 
     def __init__(self, **outputs: Tensor) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def published_agent(
 
 @pytest.mark.parametrize("call", range(3))
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
-def test_targets_statistics_and_losses_are_those_of_the_reference(path: Path, call: int) -> None:
+def test_targets_statistics_and_losses_equal_the_reference(path: Path, call: int) -> None:
     stored = np.load(path)
     settings = json.loads(stored["settings"].tobytes())
     known = {

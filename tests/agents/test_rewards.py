@@ -1,4 +1,4 @@
-"""Normalisation of rewards: accumulators, statistics, and what they are reset by."""
+"""Normalisation of rewards: accumulators, statistics, and what resets them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def column(*numbers: float) -> torch.Tensor:
     ("ended", "sums"),
     [
         ([False, False, False, False], [1.0, 2.5, 1.25, -0.375]),
-        ([False, True, False, False], [1.0, 2.5, 0.0, -1.0]),  # begins anew after every end
+        ([False, True, False, False], [1.0, 2.5, 0.0, -1.0]),  # restarts after every end
     ],
 )
 def test_rewards_are_divided_by_the_deviation_of_their_discounted_sum(
@@ -30,10 +30,10 @@ def test_rewards_are_divided_by_the_deviation_of_their_discounted_sum(
     rewards = column(1.0, 2.0, 0.0, -1.0)
     found = RewardNormalizer(gamma=0.5)(rewards, torch.tensor(ended)[:, None], ALL)
     assert torch.allclose(found, rewards / torch.tensor(sums).std(unbiased=False))
-    assert torch.equal(rewards, column(1.0, 2.0, 0.0, -1.0))  # the array of the caller is left alone
+    assert torch.equal(rewards, column(1.0, 2.0, 0.0, -1.0))  # the caller's array is unchanged
 
 
-def test_accumulators_go_on_in_the_next_rollout_and_statistics_merge() -> None:
+def test_accumulators_continue_in_the_next_rollout_and_statistics_merge() -> None:
     rewards = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     ended = torch.rand(8, 3, generator=torch.Generator().manual_seed(1)) < 0.2
     everywhere = torch.ones(8, 3, dtype=torch.bool)
@@ -43,7 +43,7 @@ def test_accumulators_go_on_in_the_next_rollout_and_statistics_merge() -> None:
     assert torch.allclose(parts(rewards[5:], ended[5:], everywhere[5:]), expected[5:], atol=1e-6)
 
 
-def test_places_without_a_step_do_not_count() -> None:
+def test_entries_without_a_step_do_not_count() -> None:
     rewards, mask = column(1.0, torch.nan, 2.0, -1.0), torch.tensor([True, False, True, True])[:, None]
     found = RewardNormalizer()(rewards, NEVER, mask)
     dense = RewardNormalizer()(column(1.0, 2.0, -1.0), NEVER[:3], ALL[:3])
@@ -78,7 +78,7 @@ def test_state_is_saved_as_plain_numbers() -> None:
     assert torch.equal(normalizer(later, NEVER, ALL), restored(later, NEVER, ALL))
 
 
-def test_another_number_of_envs_begins_afresh() -> None:
+def test_another_number_of_envs_starts_anew() -> None:
     normalizer = RewardNormalizer()
     normalizer(column(1.0, 2.0, 0.0, 5.0), NEVER, ALL)
     assert normalizer(torch.ones(4, 2), NEVER.expand(4, 2), ALL.expand(4, 2)).shape == (4, 2)

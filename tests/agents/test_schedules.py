@@ -30,7 +30,7 @@ from loxodon.agents import (
         (1, [1.0] * 4),
     ],
 )
-def test_values(schedule: float, expected: list[float]) -> None:
+def test_values_follow_their_schedules(schedule: float, expected: list[float]) -> None:
     assert [value_at(schedule, p) for p in (0.0, 0.25, 0.5, 1.0)] == pytest.approx(expected, abs=1e-4)
     assert [value_at(schedule, p) for p in (-0.1, 1.2)] == pytest.approx([expected[0], expected[-1]])
 
@@ -42,7 +42,7 @@ def test_until_is_checked(schedule: type[LinearSchedule]) -> None:
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), "0.1", True, lambda progress: None])
-def test_settings_that_are_no_numbers_are_refused(wrong: float) -> None:
+def test_settings_that_are_not_numbers_are_refused(wrong: float) -> None:
     with pytest.raises(ValueError, match=r"must be a finite number.*Fix"):
         value_at(wrong, 0.5)
 
@@ -70,10 +70,8 @@ def test_schedules_are_bound_in_gin() -> None:
         (torch.optim.lr_scheduler.ExponentialLR, {"gamma": 0.9}),
     ],
 )
-def test_schedulers_of_torch_give_the_rates_that_they_give_an_optimizer(
-    scheduler: Any, settings: Any
-) -> None:
-    """One step per epoch of 10, at a rate of 0.02; asked in any order, as after resuming."""
+def test_torch_schedulers_give_the_rates_that_they_give_an_optimizer(scheduler: Any, settings: Any) -> None:
+    """One step per epoch of 10, at a rate of 0.02. Steps are asked for in any order, as after resuming."""
     kind = getattr(torch.optim.lr_scheduler, scheduler) if isinstance(scheduler, str) else scheduler
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.02, momentum=0.9)
     absolute = {key: 0.02 * x if key in ("eta_min", "max_lr") else x for key, x in settings.items()}
@@ -102,6 +100,6 @@ def test_no_step_of_a_scheduler_is_lost_by_rounding() -> None:
         (("StepLR", 0, {"step_size": 3}), r"num_steps is 0, .*at least 1.*Fix"),
     ],
 )
-def test_schedulers_that_cannot_be_stepped_alone_are_refused(arguments: Any, text: str) -> None:
+def test_schedulers_that_cannot_be_stepped_on_their_own_are_refused(arguments: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         TorchSchedule(*arguments)

@@ -1,4 +1,4 @@
-"""Returns over a sequence against the sums that define them."""
+"""Returns over a sequence, against the sums that define them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DISCOUNTS = torch.tensor([[0.5], [0.9]])
 
 
 def steps(length: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """Rewards, terminations, mask and next values of one sequence, and how many of its steps are real."""
+    """Rewards, terminations, mask and next values of one sequence, and its number of real steps."""
     g = torch.Generator().manual_seed(seed)
     rewards, values = torch.randn(1, length, 1, 1, generator=g), torch.randn(1, length, 2, 1, generator=g)
     done = torch.rand(1, length, 1, 1, generator=g) < 0.2
@@ -65,7 +65,7 @@ def test_traces_of_zero_and_lambda_of_zero_are_one_step_targets() -> None:
 
 @pytest.mark.parametrize("function", ["lambda", "retrace"])
 def test_returns_by_hand(function: str) -> None:
-    """Rewards 1, 2, 4, values after them 10, 20, 30; the window ends without termination."""
+    """Rewards 1, 2, 4 and next values 10, 20, 30; the window ends without termination."""
     rewards, values = (torch.tensor(x).view(1, 3, 1, 1) for x in ([1.0, 2.0, 4.0], [10.0, 20.0, 30.0]))
     real, half = torch.ones(1, 3, 1, 1, dtype=torch.bool), torch.tensor([[0.5]])
     if function == "lambda":  # 4 + 15 = 19; 2 + .5 (.5 * 20 + .5 * 19) = 11.75; 1 + .5 (5 + 5.875) = 6.4375

@@ -1,4 +1,4 @@
-"""Small trajectories whose every number can be told from its position."""
+"""Small trajectories in which every number follows from its position."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MakeTraj = Callable[..., Trajectory]
 
 
 def _make_traj(length: int, *, first: int = 0, num_actions: int = 3, env_name: str = "env") -> Trajectory:
-    """A discrete-action episode in which timestep t is observed as `first + t`, and terminal at its end."""
+    """A discrete-action episode that observes `first + t` at timestep t and terminates at its end."""
     actions = np.arange(length)[:, None] % num_actions
     rews = np.arange(1, length + 1, dtype=np.float32)[:, None] / 10
     rl2s = np.zeros((length + 1, 1 + num_actions), np.float32)
@@ -45,7 +45,7 @@ def make_traj() -> MakeTraj:
 
 @pytest.fixture
 def fill() -> Callable[[Path, list[int]], list[Path]]:
-    """Write trajectories of the given lengths; file i is i seconds younger and observes 1000 * i + t."""
+    """Write trajectories of the given lengths, one second apart; file i observes 1000 * i + t."""
 
     def write(folder: Path, lengths: list[int]) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,13 +59,13 @@ def fill() -> Callable[[Path, list[int]], list[Path]]:
 
 @pytest.fixture
 def fifo(tmp_path: Path) -> Path:
-    """Where the DiskTrajDataset of make_dataset looks for files."""
+    """The folder in which the DiskTrajDataset of make_dataset looks for files."""
     return tmp_path / "set/buffer/fifo"
 
 
 @pytest.fixture
 def make_dataset(tmp_path: Path) -> Callable[..., Any]:
-    """A configured dataset of any kind; a DiskTrajDataset, if none is given, lies at tmp_path/set."""
+    """A configured dataset of any kind; the default is a DiskTrajDataset at tmp_path/set."""
 
     def make(
         dataset: Any = None,

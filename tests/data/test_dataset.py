@@ -1,4 +1,4 @@
-"""The folder of files: where it lies, what is deleted, set aside, ignored; memory and killed writers."""
+"""The folder of files: its place, what is deleted, set aside or ignored; memory use and killed writers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_impossible_settings_are_refused(
         make_dataset(**kwargs)
 
 
-def test_folder_is_where_the_user_or_the_run_says(tmp_path: Path, make_dataset: MakeDataset) -> None:
+def test_the_folder_is_where_the_user_or_the_run_puts_it(tmp_path: Path, make_dataset: MakeDataset) -> None:
     with pytest.raises(ValueError, match=r"Fix: call configure"):
         DiskTrajDataset().refresh()
     dataset = make_dataset()
@@ -69,7 +69,7 @@ def test_folder_is_where_the_user_or_the_run_says(tmp_path: Path, make_dataset: 
         make_dataset(dset_root=str(tmp_path / "file"))
 
 
-def test_dataset_becomes_ready_at_its_minimum(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
+def test_a_dataset_becomes_ready_at_its_minimum(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
     dataset = make_dataset(dset_min_size=3)
     fill(fifo, [2, 2])
     dataset.refresh()
@@ -78,15 +78,15 @@ def test_dataset_becomes_ready_at_its_minimum(make_dataset: MakeDataset, fill: F
     dataset.refresh()
     assert dataset.ready_for_training
     assert dataset.num_files == 3
-    assert dataset.newest_time_s == 1e9 + 1  # of what is collected
+    assert dataset.newest_time_s == 1e9 + 1  # the newest collected file
 
 
-def test_oldest_by_name_go_first_and_protected_never(
+def test_the_oldest_by_name_are_deleted_first_and_protected_files_never(
     make_dataset: MakeDataset, fill: Fill, fifo: Path
 ) -> None:
     dataset = make_dataset(dset_max_size=2)
     paths, protected = fill(fifo, [2] * 5), fill(fifo.with_name("protected"), [2] * 4)
-    os.utime(paths[0])  # young on disk, but old by name
+    os.utime(paths[0])  # new on disk, but old by name
     metrics = dataset.on_end_of_collection()
     assert listed(fifo) == paths[3:]
     assert listed(fifo.with_name("protected")) == protected
@@ -100,7 +100,7 @@ def test_oldest_by_name_go_first_and_protected_never(
         "broken_files": 0,
         "quarantined_files": 0,
     }
-    fill(fifo, [2] * 2)  # the oldest come last
+    fill(fifo, [2] * 2)  # the oldest are written last
     assert dataset.on_end_of_collection()["deleted_files"] == 2
     assert listed(fifo) == paths[3:]
     dataset.delete()
@@ -111,9 +111,9 @@ def test_oldest_by_name_go_first_and_protected_never(
 @pytest.mark.parametrize(
     ("limits", "num_kept"),
     [
-        ({"dset_max_timesteps": 25}, 3),  # of 10, 10, 10, 4, 10 timesteps
+        ({"dset_max_timesteps": 25}, 3),  # file lengths are 10, 10, 10, 4, 10
         ({"dset_max_bytes": 1}, 1),
-        ({"dset_max_bytes": 1, "dset_max_timesteps": 1, "dset_min_size": 2}, 2),  # what training needs
+        ({"dset_max_bytes": 1, "dset_max_timesteps": 1, "dset_min_size": 2}, 2),  # training needs two files
     ],
 )
 def test_timesteps_and_bytes_are_limited(
@@ -142,7 +142,7 @@ def test_without_edit_rights_nothing_is_touched(make_dataset: MakeDataset, fill:
 @pytest.mark.parametrize(
     "limits", [{"dset_max_size": 3}, {"dset_max_timesteps": 9}, {"dset_max_bytes": 5_000}]
 )
-def test_a_named_folder_that_is_fuller_than_the_limits_is_refused_and_not_emptied(
+def test_a_named_folder_beyond_the_limits_is_refused_and_not_emptied(
     make_dataset: MakeDataset, fill: Fill, fifo: Path, limits: dict[str, int]
 ) -> None:
     paths = fill(fifo, [2] * 6)
@@ -162,7 +162,7 @@ def test_a_named_folder_that_is_fuller_than_the_limits_is_refused_and_not_emptie
 
 
 @pytest.mark.parametrize("edit", [True, False])
-def test_data_that_are_only_read_are_neither_deleted_nor_moved(
+def test_read_only_data_are_neither_deleted_nor_moved(
     make_dataset: MakeDataset, fill: Fill, fifo: Path, edit: bool
 ) -> None:
     fill(fifo, [2] * 30)
@@ -204,7 +204,7 @@ def test_only_what_the_run_collected_is_deleted_from_a_named_folder(
 def test_a_resumed_run_may_trim_its_own_files_and_no_others(
     make_dataset: MakeDataset, fill: Fill, fifo: Path, change: str
 ) -> None:
-    """A run is killed after collecting, so that its own named folder is fuller than the limit."""
+    """A run is killed after collecting, so its own named folder exceeds the limit."""
     dataset = make_dataset(dset_name="set", dset_max_size=4, takes_new_trajs=change != "only read before")
     fill(fifo, [2] * 9)
     dataset.refresh()
@@ -218,7 +218,7 @@ def test_a_resumed_run_may_trim_its_own_files_and_no_others(
         name = "other"
         fifo.parent.parent.rename(fifo.parent.parent.with_name(name))
     resumed = make_dataset(dset_name=name, dset_max_size=3 if change == "limit" else 4)
-    if change == "folder":  # nothing in it is newer or older than what the state is about
+    if change == "folder":  # no file is newer or older than those of the state
         assert resumed.set_aside_newer({**state, "newest": None}) == 0
     resumed.load_state_dict(state)
     if change == "none":
@@ -231,7 +231,7 @@ def test_a_resumed_run_may_trim_its_own_files_and_no_others(
 
 @pytest.fixture
 def read_only(fill: Fill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A buffer of 30 good files and a broken one, below which nothing can be created or written."""
+    """A buffer of 30 good files and a broken one; nothing can be created or written inside."""
     buffer, open_file, make, may = tmp_path / "set/buffer", os.open, Path.mkdir, os.access
 
     def refuse(path: Any, is_writing: object) -> None:
@@ -259,7 +259,7 @@ def read_only(fill: Fill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 @pytest.mark.parametrize("takes_new_trajs", [True, False])
 @pytest.mark.parametrize("edit", [True, False])
-def test_a_read_only_file_system_is_read_from(
+def test_data_on_a_read_only_file_system_can_be_used(
     make_dataset: MakeDataset,
     read_only: Path,
     caplog: pytest.LogCaptureFixture,
@@ -271,7 +271,7 @@ def test_a_read_only_file_system_is_read_from(
     assert len(dataset.sample_windows(100, np.random.default_rng(0))) == 100
     for _ in range(2):
         assert dataset.on_end_of_collection()["total_files"] == 30
-    if edit or not takes_new_trajs:  # as on resume
+    if edit or not takes_new_trajs:  # a resumed run calls this
         assert dataset.set_aside_newer({"newest": None, "num_fifo_files": 0}) == 0
     assert caplog.text.count("cannot be written to") == (edit and takes_new_trajs)
     assert [path.name for path in read_only.iterdir()] == ["protected"]
@@ -280,7 +280,7 @@ def test_a_read_only_file_system_is_read_from(
             TrajectoryWriter(read_only / "fifo", 1)
 
 
-def test_a_temporary_file_of_somebody_else_stays(make_dataset: MakeDataset, fifo: Path) -> None:
+def test_temporary_files_of_other_programs_stay(make_dataset: MakeDataset, fifo: Path) -> None:
     dataset = make_dataset()
     (fifo / "notes.tmp").touch()
     os.utime(fifo / "notes.tmp", (0, 0))
@@ -298,7 +298,8 @@ def test_temporary_and_foreign_files_are_ignored(
     young.touch()
     os.utime(old, (time.time() - 4000, time.time() - 4000))
     dataset.on_end_of_collection()
-    assert (old.exists(), young.exists()) == (False, True)  # of killed writers, after an hour
+    # temporary files of killed writers are deleted after an hour
+    assert (old.exists(), young.exists()) == (False, True)
     assert not caplog.records
     for name in ("notes.txt", "odd.npz"):
         (fifo / name).write_bytes(b"not mine")
@@ -311,22 +312,22 @@ def test_temporary_and_foreign_files_are_ignored(
 
 
 @pytest.mark.parametrize("is_opened", [True, False])
-def test_vanished_file_is_replaced_by_another_draw(
+def test_a_vanished_file_is_replaced_by_another_draw(
     make_dataset: MakeDataset, fill: Fill, fifo: Path, is_opened: bool
 ) -> None:
-    dataset, rng = make_dataset(sample_by="trajectory"), np.random.default_rng(0)  # opens none before
+    dataset, rng = make_dataset(sample_by="trajectory"), np.random.default_rng(0)  # opens no file in advance
     paths = fill(fifo, [2, 2])
     dataset.refresh()
     if is_opened:
         dataset.sample_windows(20, rng)
     paths[0].unlink()
-    if is_opened:  # an opened file is let go of when the folder is listed again
+    if is_opened:  # an opened file is released when the folder is listed again
         dataset.refresh()
     assert {float(window.obs["position"][0, 0]) for window in dataset.sample_windows(20, rng)} == {1000}
     assert dataset.num_files == 1
 
 
-def test_newer_files_are_set_aside_and_lost_ones_told(
+def test_newer_files_are_set_aside_and_lost_ones_reported(
     make_dataset: MakeDataset, fill: Fill, fifo: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = make_dataset()
@@ -352,7 +353,7 @@ def test_newer_files_are_set_aside_and_lost_ones_told(
 
 
 @pytest.mark.parametrize(("name", "num_hidden"), [(None, 2), ("demos", 0)])
-def test_a_new_run_hides_what_its_own_folder_holds_but_not_a_chosen_dataset(
+def test_a_new_run_hides_old_data_in_its_own_folder_but_not_a_chosen_dataset(
     make_dataset: MakeDataset, fill: Fill, tmp_path: Path, name: str | None, num_hidden: int
 ) -> None:
     dataset = make_dataset(dset_name=name)
@@ -363,7 +364,9 @@ def test_a_new_run_hides_what_its_own_folder_holds_but_not_a_chosen_dataset(
     assert dataset.num_files == 3 - num_hidden
 
 
-def test_dataset_travels_without_its_open_files(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
+def test_a_dataset_is_pickled_without_its_open_files(
+    make_dataset: MakeDataset, fill: Fill, fifo: Path
+) -> None:
     fill(fifo, [30_000] * 2)  # memory maps cannot be pickled
     dataset = make_dataset()
     here = dataset.sample_random_trajectory(np.random.default_rng(3))
@@ -371,20 +374,19 @@ def test_dataset_travels_without_its_open_files(make_dataset: MakeDataset, fill:
     np.testing.assert_array_equal(here.time_idxs, there.time_idxs)
 
 
-def test_dataset_that_does_nothing() -> None:
+def test_the_dataset_that_does_nothing() -> None:
     dataset = DoNothingDataset()
     assert not dataset.ready_for_training
     assert dataset.save_new_trajs_to is None
     assert dataset.on_end_of_collection() == dataset.metrics() == {}
     assert dataset.set_aside_newer({}) == dataset.begin_new_run() == 0
-    assert dataset.fingerprint() is None
     with pytest.raises(ValueError, match=r"holds no trajectories.*Fix:"):
         dataset.sample_random_trajectory(np.random.default_rng(0))
 
 
 @pytest.mark.slow
-def test_memory_stays_flat(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
-    """120 epochs in which files come and go; an array or a few paths kept per epoch would be too much."""
+def test_memory_use_stays_constant(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
+    """Files come and are deleted for 120 epochs; one array or a few paths per epoch would be too much."""
     data = fill(fifo, [40] * 30)[0].read_bytes()
     rng, used = np.random.default_rng(0), []
     tracemalloc.start()
@@ -405,11 +407,11 @@ def test_memory_stays_flat(make_dataset: MakeDataset, fill: Fill, fifo: Path) ->
                 used.append(sum(trace.size for trace in snapshot.traces))
     finally:
         tracemalloc.stop()
-    assert used[1] < 1.05 * used[0] + 40_000  # what numpy keeps for small arrays fills up within that
+    assert used[1] < 1.05 * used[0] + 40_000  # the allowance covers numpy's cache of small arrays
 
 
 @pytest.mark.slow
-def test_killed_writers_leave_nothing_half(tmp_path: Path) -> None:
+def test_killed_writers_leave_no_partial_files(tmp_path: Path) -> None:
     """Three rounds of the benchmark, one for each file format."""
     command = [sys.executable, str(ROOT / "benchmarks" / "data_chaos.py"), "--rounds", "3"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path)

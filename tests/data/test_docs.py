@@ -1,4 +1,4 @@
-"""The Python samples of docs/data.md and docs/sampling.md run, and the former names every dataset."""
+"""The Python samples of docs/data.md and docs/sampling.md run, and docs/data.md names every dataset."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PAGE, SAMPLING = ((DOCS / name).read_text(encoding="utf-8") for name in ("data.m
 
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
-    """What the Python samples define."""
+    """The names that the Python samples define."""
     defined: dict[str, Any] = {"__name__": "docs_sample"}
     with gin.unlock_config():
         for code in re.findall(r"```python\n(.*?)```", PAGE + SAMPLING, flags=re.DOTALL):
-            if "__main__" not in code:  # a script of examples/, which has a test of its own
+            if "__main__" not in code:  # scripts in examples/ have a test of their own
                 exec(code, defined)
     return defined
 
@@ -56,7 +56,7 @@ def test_the_sampler_of_the_page_takes_recent_ends(names: dict[str, Any], make_t
     assert all(window.dones[-1, 0] for window in windows)
 
 
-def test_the_relabeler_of_the_page_leaves_its_input_alone(names: dict[str, Any], make_traj: Any) -> None:
+def test_the_relabeler_of_the_page_leaves_its_input_unchanged(names: dict[str, Any], make_traj: Any) -> None:
     traj: Trajectory = make_traj(20)
     before = traj.rews.copy(), traj.rl2s.copy()
     clipped = names["ClipRewards"]().relabel(traj, np.random.default_rng(0))

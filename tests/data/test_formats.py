@@ -1,10 +1,9 @@
-"""Three formats, one table: what goes in comes out, and what is damaged, crafted or foreign is named."""
+"""Two formats, one table: round trips, and clear errors for damaged, crafted and foreign files."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import struct
 import tempfile
@@ -56,7 +55,7 @@ ACTIONS: dict[str, tuple[int, ...] | int | None] = {
 
 
 def make(length: int, *, obs: str = "floats", actions: str = "discrete", seed: int = 0) -> Trajectory:
-    """A trajectory of random numbers that is consistent in itself; with a seed, it has extras too."""
+    """A self-consistent trajectory of random numbers; with a seed, it also has extras."""
     rng = np.random.default_rng(seed)
     kind = ACTIONS[actions]
     nvec = kind if isinstance(kind, tuple) else None
@@ -91,7 +90,7 @@ def arrays_by_name(traj: Trajectory) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def assert_equal(got: Trajectory, expected: Trajectory) -> None:
-    """Every array, its dtype (in the byte order of this machine), and everything that is no array."""
+    """Compare arrays and dtypes (in the byte order of this machine), and all other fields."""
     facts = got.env_name, got.policy_version, got.nvec
     assert facts == ("some_env", expected.policy_version, expected.nvec)
     theirs, ours = arrays_by_name(got), arrays_by_name(expected)
@@ -112,7 +111,7 @@ def arrays_in(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         return dict(stored)
 
 
-# --- what goes in comes out ----------------------------------------------------------------------------
+# --- round trips ---------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60)
@@ -125,7 +124,7 @@ def arrays_in(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     begin=st.floats(0, 1, exclude_max=True),
     share=st.floats(0, 1, exclude_max=True),
 )
-def test_files_give_back_what_was_written_and_any_slice_of_it(
+def test_files_return_what_was_written_and_any_slice_of_it(
     save_as: str, obs: str, actions: str, length: int, seed: int, begin: float, share: float
 ) -> None:
     traj = make(min(length, 200 if actions == "many" else 3000), obs=obs, actions=actions, seed=seed)
@@ -141,7 +140,7 @@ def test_files_give_back_what_was_written_and_any_slice_of_it(
 
 
 @pytest.mark.parametrize("save_as", FILE_FORMATS)
-def test_dtypes_and_names_that_no_table_foresees(tmp_path: Path, save_as: str) -> None:
+def test_unusual_dtypes_and_names_survive(tmp_path: Path, save_as: str) -> None:
     obs = {
         "times": np.array([f"2026-01-0{day}" for day in (1, 2, 3, 4)], "datetime64[D]"),
         "words": np.array(["go", "left", "", "é"]),
@@ -158,7 +157,7 @@ def test_dtypes_and_names_that_no_table_foresees(tmp_path: Path, save_as: str) -
             assert loaded.obs[key].dtype == value.dtype
 
 
-def test_objects_and_rows_of_no_action_are_not_written(tmp_path: Path) -> None:
+def test_objects_and_rows_without_an_action_are_not_written(tmp_path: Path) -> None:
     objects = dataclasses.replace(make(2), obs={"mission": np.array(["go", None, 3], dtype=object)})
     no_rows = dataclasses.replace(make(2), actions=np.ones((2, 3), np.uint8))
     for save_as in FILE_FORMATS:
@@ -169,14 +168,13 @@ def test_objects_and_rows_of_no_action_are_not_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_too_large_for_an_archive_is_not_written_and_not_decoded(
+def test_a_trajectory_too_large_for_an_archive_is_neither_written_nor_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save(tmp_path, make(50), "npz-compressed")
     monkeypatch.setattr(npz_module, "MAX_BYTES", 1000)
-    with pytest.raises(ValueError, match=r"too large for an npz.*Fix: .*'traj'"):
+    with pytest.raises(ValueError, match=r"too large for an npz.*Fix: "):
         save(tmp_path, make(50), "npz")
-    save(tmp_path, make(50), "traj")
     monkeypatch.setattr(npz_module, "_decode", None)
     with pytest.raises(BrokenTrajectoryError, match=r"announce [\d,]+ bytes, but at most 1,000 are"):
         load_trajectory(path)
@@ -186,7 +184,7 @@ def test_an_archive_that_inflates_to_more_than_it_announces_takes_no_memory(tmp_
     megabyte = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     block = megabyte.compress(bytes(1 << 20)) + megabyte.flush(zlib.Z_FULL_FLUSH)
     path, name, data = tmp_path / "a.npz", b"rews.npy", 1024 * block + megabyte.flush()
-    fixed = (20, 0, 8, 0, 33, 0, len(data), 100, len(name))  # deflated, of 100 bytes
+    fixed = (20, 0, 8, 0, 33, 0, len(data), 100, len(name))  # deflated; 100 bytes are announced
     local = struct.pack("<4s5H3L2H", b"PK\3\4", *fixed, 0) + name
     entry = struct.pack("<4s6H3L5H2L", b"PK\1\2", 20, *fixed, 0, 0, 0, 0, 0, 0) + name
     begin = len(local) + len(data)
@@ -201,13 +199,15 @@ def test_an_archive_that_inflates_to_more_than_it_announces_takes_no_memory(tmp_
         tracemalloc.stop()
 
 
-def test_memory_that_a_file_asks_for_and_nobody_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_suspicious_files_are_blamed_for_a_lack_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_memory(*_: object) -> None:
         raise MemoryError
 
     path = save(tmp_path, make(3), "npz-compressed")
     monkeypatch.setattr(npz_module.zlib, "decompressobj", no_memory)
-    with pytest.raises(MemoryError):  # it is not the file that takes too much
+    with pytest.raises(MemoryError):  # the file is small, so it is not to blame
         load_trajectory(path)
     monkeypatch.setattr(npz_module, "_SUSPICIOUS_BYTES", 10)
     with pytest.raises(BrokenTrajectoryError, match="there is no memory for the"):
@@ -218,11 +218,11 @@ def test_memory_that_a_file_asks_for_and_nobody_has(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("save_as", ["npz", "npz-compressed"])
-def test_numpy_finds_what_amago_looks_for(tmp_path: Path, save_as: str) -> None:
-    """The same names with the same content, whatever else is in the archive."""
+def test_numpy_finds_the_arrays_that_amago_looks_for(tmp_path: Path, save_as: str) -> None:
+    """The names and content are the same; the archive may hold more."""
     traj = make(500, obs="dict", seed=12)
     path = save(tmp_path, traj, save_as)
-    assert len(path.name.split("_")) == 3  # AMAGO 3.x takes names apart there
+    assert len(path.name.split("_")) == 3  # AMAGO 3.x splits names there
     stored = arrays_in(path)
     ours = {"policy_version", "_EXTRA_logits", "_EXTRA_option"}
     theirs = {"rl2s", "time_idxs", "rews", "dones", "actions", *(f"_OBS_KEY_{key}" for key in traj.obs)}
@@ -237,18 +237,8 @@ def test_numpy_finds_what_amago_looks_for(tmp_path: Path, save_as: str) -> None:
     assert set(plain) == theirs
 
 
-def test_safetensors_reads_a_traj(tmp_path: Path) -> None:
-    load_file = pytest.importorskip("safetensors.numpy").load_file
-    traj = make(50, obs="floats", seed=3)
-    stored = load_file(save(tmp_path, traj, "traj"))
-    for name in ("rl2s", "time_idxs", "rews", "dones", "actions"):
-        np.testing.assert_array_equal(stored[name], getattr(traj, name))
-    np.testing.assert_array_equal(stored["_EXTRA_logits"], traj.extras["logits"])
-    np.testing.assert_array_equal(stored["_OBS_KEY_observation"], traj.obs["observation"])
-
-
 def amago_arrays(length: int) -> dict[str, np.ndarray[Any, Any]]:
-    """What AMAGO 3.x stores: the actions of rl2s once more, one-hot as float32."""
+    """The arrays that AMAGO 3.x stores: rl2s, and its actions again, one-hot as float32."""
     rng = np.random.default_rng(0)
     rows = np.eye(4, dtype=np.float32)[rng.integers(0, 4, length)]
     rews = rng.standard_normal((length, 1)).astype(np.float32)
@@ -264,7 +254,7 @@ def amago_arrays(length: int) -> dict[str, np.ndarray[Any, Any]]:
 
 @pytest.mark.parametrize("write", [np.savez, np.savez_compressed])
 @pytest.mark.parametrize("length", [30, 8000])
-def test_buffer_of_amago_is_ready_for_training(
+def test_a_buffer_of_amago_is_ready_for_training(
     tmp_path: Path, write: Callable[..., None], length: int
 ) -> None:
     arrays = amago_arrays(length)
@@ -292,7 +282,9 @@ def test_buffer_of_amago_is_ready_for_training(
         ("_EXTRA_values", lambda _: np.ones((30, 1), ">f4")),
     ],
 )
-def test_other_dtypes_and_shapes_become_ours(tmp_path: Path, name: str, change: Callable[[Any], Any]) -> None:
+def test_other_dtypes_and_shapes_are_converted(
+    tmp_path: Path, name: str, change: Callable[[Any], Any]
+) -> None:
     arrays, path = amago_arrays(30), tmp_path / "CartPole-v1_9f86d081_1700000000.123.npz"
     np.savez(path, **{**arrays, name: change(arrays.get(name))}, unknown=np.zeros(3))
     loaded = load_trajectory(path)
@@ -340,12 +332,12 @@ def test_impossible_arrays_are_named(tmp_path: Path, changes: dict[str, Any], pr
 
 @pytest.mark.parametrize("save_as", FILE_FORMATS)
 def test_a_file_cut_anywhere_is_never_a_trajectory(tmp_path: Path, save_as: str) -> None:
-    """After every byte of a short file, and at the places that matter of one that stays open."""
+    """A short file is cut after every byte, and a file that stays open at many places."""
     for length in (2, 6000):
         path = save(tmp_path, make(length, seed=3), save_as)
         content = path.read_bytes()
         path.write_bytes(content + b"more")
-        with pytest.raises(BrokenTrajectoryError, match=r"does not end|according to its header"):
+        with pytest.raises(BrokenTrajectoryError, match=r"does not end"):
             load_trajectory(path)
         for kept in reversed(range(0, len(content), 1 if length == 2 else len(content) // 60)):
             os.truncate(path, kept)
@@ -357,22 +349,18 @@ def test_a_file_cut_anywhere_is_never_a_trajectory(tmp_path: Path, save_as: str)
 
 @pytest.mark.parametrize("save_as", FILE_FORMATS)
 def test_a_changed_byte_is_found_by_checking(tmp_path: Path, save_as: str) -> None:
-    """Opening does not look at all that a file holds; checking does, wherever the change is."""
+    """Opening does not read everything in a file; checking does, so it finds any change."""
     for length in (20, 6000):
         path = save(tmp_path, make(length, actions="continuous", seed=3), save_as)
         content = path.read_bytes()
-        end = len(content) if save_as == "traj" else content.index(b"PK\1\2")  # of archives, the content
+        end = content.index(b"PK\1\2")
         for position in range(60, end, max(end // 40, 1)):
             damaged = bytearray(content)
             damaged[position] ^= 16
             path.write_bytes(damaged)
-            if save_as == "traj":
-                with pytest.raises(BrokenTrajectoryError, match=r"Fix:"):
-                    check_file(path)
-            else:
-                with contextlib.suppress(BrokenTrajectoryError):  # a local header may say what it likes
-                    check_file(path)
-                    assert_equal(load_trajectory(path), make(length, actions="continuous", seed=3))
+            with contextlib.suppress(BrokenTrajectoryError):  # some bytes of a local header are not used
+                check_file(path)
+                assert_equal(load_trajectory(path), make(length, actions="continuous", seed=3))
 
 
 @settings(max_examples=100, deadline=None)
@@ -384,10 +372,10 @@ def test_a_changed_byte_is_found_by_checking(tmp_path: Path, save_as: str) -> No
     added=st.binary(max_size=9),
     is_at_end=st.booleans(),
 )
-def test_no_damage_makes_reading_fail_otherwise(
+def test_no_damage_makes_reading_fail_in_another_way(
     save_as: str, length: int, place: float, removed: int, added: bytes, is_at_end: bool
 ) -> None:
-    """Whatever is overwritten, inserted or cut out, mostly near the ends: an error of ours, or a result."""
+    """Bytes are overwritten, inserted or removed, mostly near the ends: reading works or raises our error."""
     with tempfile.TemporaryDirectory() as folder:
         path = save(Path(folder), make(length, obs="odd", seed=3), save_as)
         content = path.read_bytes()
@@ -399,65 +387,22 @@ def test_no_damage_makes_reading_fail_otherwise(
                 read(path)
 
 
-def with_header(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change the header of a traj file, with right checksums."""
-    content = path.read_bytes()
-    (length,) = struct.unpack_from("<Q", content)
-    header = json.loads(content[8 : 8 + length])
-    begin = header["_CRC32"]["data_offsets"][0]
-    change(header)
-    text, data = json.dumps(header).encode(), bytearray(content[8 + length :])
-    data[begin : begin + 4] = struct.pack("<I", zlib.crc32(text))
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (lambda h: h["rl2s"].update(dtype="O"), "header cannot be understood"),
-        (lambda h: h["__metadata__"].update(dtypes='{"rl2s": "O"}'), "dtype object, which is not plain"),
-        (lambda h: h["__metadata__"].update(dtypes='{"rl2s": "?!"}'), "header cannot be understood"),
-        (lambda h: h["rl2s"].update(shape=[-4, 1]), "must be counts"),
-        (lambda h: h["rl2s"].update(shape=["4"]), "must be counts"),
-        (lambda h: h["rl2s"].update(shape=[9**9]), "which do not fit float32"),
-        (lambda h: h["rl2s"].update(shape=[9**9], data_offsets=[0, 4 * 9**9]), r"should have \d+ bytes"),
-        (lambda h: h["rl2s"].update(shape=[1] * 70, data_offsets=[0, 4]), "impossible array"),
-        (lambda h: h["rl2s"].update(data_offsets=[-8, 56]), "header cannot|must be counts|do not fit"),
-        (lambda h: h["__metadata__"].update(version="9"), "version '9', but this Loxodon reads"),
-        (lambda h: h["__metadata__"].update(format="pt"), "it is a 'pt'"),
-        (lambda h: h["__metadata__"].update(env_name=3), "env|no text"),
-        (lambda h: h.pop("__metadata__"), "header cannot be understood"),
-        (lambda h: h.update(x=h.pop("rl2s")), "header is wrong|it lacks rl2s"),
-    ],
-)
-def test_impossible_headers_are_named(tmp_path: Path, change: Callable[[Any], object], problem: str) -> None:
-    path = save(tmp_path, make(3), "traj")
-    with_header(path, change)
-    with pytest.raises(BrokenTrajectoryError, match=rf"{problem}.*Fix:"):
-        load_trajectory(path)
-
-
-@pytest.mark.parametrize("suffix", ["npz", "traj"])
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
         (b"", "it is empty"),
-        (b"hello, world", r"it begins with b'hello, w', like neither"),
+        (b"hello, world", r"it begins with b'hello, w', unlike an .npz"),
         (b"PK\5\6" + bytes(18), "it lacks rl2s, .*it holds nothing"),
         (b"PK\3\4 and then nothing of an archive, which is long enough", "no .npz file"),
         (b"PK" + bytes(200_000), "no .npz file"),
-        (b"\x09\0\0\0\0\0\0\0{", "header should have 9 bytes"),
-        (b"\x02\0\0\0\0\0\0\0{}", "header cannot be understood"),
-        (b"\x89LXTRJ\1\0 and more", "of version 1.*Fix: with that Loxodon, .* convert .* --to npz"),
     ],
 )
-def test_foreign_files_are_named(tmp_path: Path, suffix: str, content: bytes, problem: str) -> None:
-    path = tmp_path / f"env_0123abcd_17.0.{suffix}"
+def test_foreign_files_are_named(tmp_path: Path, content: bytes, problem: str) -> None:
+    path = tmp_path / "env_0123abcd_17.0.npz"
     path.write_bytes(content)
     for read in (load_trajectory, check_file):
-        with pytest.raises(BrokenTrajectoryError, match=rf"{path.name}.*{problem}") as caught:
+        with pytest.raises(BrokenTrajectoryError, match=rf"{path.name}.*{problem}.*Fix: move the file"):
             read(path)
-        assert "Fix: move the file" in str(caught.value) or "Fix: with" in str(caught.value)
 
 
 class _Trap:
@@ -486,7 +431,7 @@ def with_member(path: Path, content: bytes) -> None:
 
 
 def with_directory(path: Path, at: int, content: bytes) -> None:
-    """Overwrite what the directory of a good archive says of the first member."""
+    """Overwrite the directory entry of the first member of a good archive."""
     data = save(path.parent, make(3), "npz").read_bytes()
     at += data.index(b"PK\1\2")
     path.write_bytes(data[:at] + content + data[at + len(content) :])
@@ -505,7 +450,9 @@ def with_directory(path: Path, at: int, content: bytes) -> None:
         (lambda path: with_directory(path, 0, b"PK\0\0"), "directory of the archive is damaged"),
     ],
 )
-def test_archives_that_lie_are_named(tmp_path: Path, spoil: Callable[[Path], None], problem: str) -> None:
+def test_archives_with_false_entries_are_named(
+    tmp_path: Path, spoil: Callable[[Path], None], problem: str
+) -> None:
     spoil(tmp_path / "a.npz")
     with pytest.raises(BrokenTrajectoryError, match=problem):
         load_trajectory(tmp_path / "a.npz")

@@ -15,11 +15,11 @@ from loxodon.data import HindsightRelabeler, Trajectory
 from loxodon.envs import MazeRunner
 
 ARRAYS = ("rl2s", "time_idxs", "actions", "rews", "dones")
-FAR = 0.99  # a coordinate that no walk along a line ever has
+FAR = 0.99  # no walk along a line reaches this coordinate
 
 
 def play(env: MazeRunner, seed: int, actions: npt.NDArray[Any], goals: Any = None) -> Trajectory:
-    """One episode; `goals` replaces those that the environment draws."""
+    """One episode; `goals` replace those that the environment draws."""
     obs, _ = env.reset(seed=seed, options=None if goals is None else {"goals": goals})
     seen, rews, dones = [obs], [], []
     for action in actions:
@@ -65,7 +65,7 @@ def assert_same(one: Trajectory, other: Trajectory) -> None:
     seed=st.integers(0, 2**31),
     randomize_actions=st.booleans(),
 )
-def test_it_is_what_the_environment_does_with_these_goals(
+def test_relabelling_equals_playing_with_these_goals(
     strategy: str, num_goals: int, time_limit: int, seed: int, randomize_actions: bool
 ) -> None:
     env = MazeRunner(5, num_goals, time_limit, 0.2, randomize_actions)
@@ -80,7 +80,7 @@ def test_it_is_what_the_environment_does_with_these_goals(
 def walk(
     positions: list[float], goals: list[float], *, reached_at: tuple[int, ...] = (), **other: Any
 ) -> Trajectory:
-    """An episode along a line; the caller says at which timesteps its goals were reached."""
+    """An episode along a line; the caller gives the timesteps at which its goals were reached."""
     num_steps, num_goals = len(positions) - 1, len(goals)
     num_reached = np.searchsorted(reached_at, np.arange(num_steps + 1), side="right")
     padded = np.array([*goals, *[-1.0] * num_goals], np.float32)
@@ -114,7 +114,7 @@ def first_goals(traj: Trajectory) -> tuple[float, ...]:
 
 
 def goals_drawn(strategy: str, traj: Trajectory, draws: int = 200) -> list[tuple[float, ...]]:
-    """The sequences of goals that a strategy gives, without repetition."""
+    """The distinct sequences of goals that a strategy gives."""
     relabeler, rng = HindsightRelabeler(strategy=strategy), np.random.default_rng(0)
     return sorted({first_goals(relabeler.relabel(traj, rng)) for _ in range(draws)})
 
@@ -146,17 +146,19 @@ INSERTED = [(0.1, 0.3), (0.2, 0.3), (0.3, 0.4), (0.3, 0.5)]
         (walk(LINE, [0.2, 0.5], reached_at=(2, 5)), {"final": [(0.2, 0.5)], "some": [(0.2, 0.5)]}),
     ],
 )
-def test_what_each_strategy_may_draw(traj: Trajectory, expected: dict[str, list[tuple[float, ...]]]) -> None:
+def test_each_strategy_draws_exactly_its_own_goals(
+    traj: Trajectory, expected: dict[str, list[tuple[float, ...]]]
+) -> None:
     before = {name: value.copy() for name, value in arrays_of(traj).items()}
     for value in arrays_of(traj).values():
-        value.flags.writeable = False  # as in a mapped file
+        value.flags.writeable = False  # memory-mapped files are read-only too
     for strategy, goals in expected.items():
         assert goals_drawn(strategy, traj, 100) == goals
     for name, value in arrays_of(traj).items():
         np.testing.assert_array_equal(value, before[name])
 
 
-def test_some_replaces_any_number_alike_and_keeps_the_next_missing_goals() -> None:
+def test_some_replaces_any_number_of_goals_equally_often_and_keeps_the_next_missing_ones() -> None:
     traj = walk(LINE, [0.9, 0.8, 0.7])
     relabeler, rng = HindsightRelabeler(strategy="some"), np.random.default_rng(0)
     counts = np.zeros(4, int)
@@ -169,30 +171,30 @@ def test_some_replaces_any_number_alike_and_keeps_the_next_missing_goals() -> No
     assert np.all(np.abs(counts / 1000 - 0.25) < 0.07)
 
 
-def test_a_success_under_goals_that_it_missed_is_an_episode_cut_off() -> None:
+def test_a_success_becomes_a_truncated_episode_under_goals_that_it_missed() -> None:
     traj = walk(LINE, [0.2, 0.5], reached_at=(2, 5))
     relabelled = HindsightRelabeler().with_goals(traj, np.array([[0.2], [FAR]], np.float32))
     assert_same(relabelled, walk(LINE, [0.2, FAR], reached_at=(2,)))
 
 
-def test_other_rewards_and_other_endings_stay() -> None:
+def test_other_rewards_and_other_terminations_stay() -> None:
     costs = np.full((5, 1), -0.25, np.float32)
     costs[1] += 1
-    dones = np.array([[False]] * 4 + [[True]])  # fell into a pit
+    dones = np.array([[False]] * 4 + [[True]])  # a fall into a pit
     traj = walk(LINE, [0.2, 0.9], reached_at=(2,), rews=costs, dones=dones)
     relabelled = HindsightRelabeler().with_goals(traj, np.array([[0.3], [0.9]], np.float32))
     assert relabelled.rews[:, 0].tolist() == [-0.25, -0.25, 0.75, -0.25, -0.25]
     np.testing.assert_array_equal(relabelled.dones, dones)
 
 
-def test_one_goal_without_an_axis_for_goals() -> None:
+def test_a_single_goal_needs_no_axis_for_goals() -> None:
     flat = walk(LINE, [FAR])
     traj = dataclasses.replace(flat, obs={**flat.obs, "goals": flat.obs["goals"][:, 0]})
     relabelled = HindsightRelabeler(strategy="final").relabel(traj, np.random.default_rng(0))
     np.testing.assert_allclose(relabelled.obs["goals"], [[0.5]] * 5 + [[-1]])
 
 
-def test_an_environment_with_other_rules_is_noticed() -> None:
+def test_an_environment_with_other_rules_is_detected() -> None:
     by_hand = walk(LINE, [0.31, FAR], reached_at=(3,))  # its tolerance is wider than ours
     with pytest.raises(ValueError, match=r"At timestep 3 .*tolerance 0.001.*Fix"):
         HindsightRelabeler().relabel(by_hand, np.random.default_rng(0))
@@ -210,12 +212,12 @@ def test_an_environment_with_other_rules_is_noticed() -> None:
         ({}, r"begins at time index 2.*Fix.*stagger_traj_file_lengths = False"),  # a piece from mid-episode
     ],
 )
-def test_impossible_settings_and_pieces(arguments: dict[str, Any], text: str) -> None:
+def test_impossible_settings_and_pieces_are_refused(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         HindsightRelabeler(**arguments).relabel(walk(LINE, [FAR]).slice(2, 5), np.random.default_rng(0))
 
 
-def test_the_share_that_is_relabelled() -> None:
+def test_the_given_share_is_relabelled() -> None:
     traj, rng = walk(LINE, [FAR]), np.random.default_rng(0)
     relabeler = HindsightRelabeler(strategy="final", share=0.3)
     assert 0.6 < sum(relabeler.relabel(traj, rng) is traj for _ in range(500)) / 500 < 0.8

@@ -27,17 +27,17 @@ def dataset(make_dataset: MakeDataset, fill: Fill, tmp_path: Path) -> DiskTrajDa
 
 
 def positions(batches: Iterator[Batch]) -> list[list[list[float]]]:
-    """What identifies each sampled window: its observed positions."""
+    """The observed positions, which identify every sampled window."""
     return [batch.obs["position"][..., 0].tolist() for batch in batches]
 
 
-def test_samples_depend_on_seed_rank_and_epoch_only(dataset: DiskTrajDataset) -> None:
+def test_samples_depend_only_on_seed_rank_and_epoch(dataset: DiskTrajDataset) -> None:
     def sample(*, seed: int = 0, rank: int = 0, epoch: int = 3) -> list[list[list[float]]]:
         loader = BatchLoader(dataset, batch_size=4, num_workers=0, seed=seed, rank=rank)
         return positions(loader.epoch(epoch, 5))
 
     loader = BatchLoader(dataset, batch_size=4, num_workers=0, seed=0)
-    list(loader.epoch(2, 5))  # what was sampled before does not matter
+    list(loader.epoch(2, 5))  # earlier samples do not matter
     assert positions(loader.epoch(3, 5)) == sample()
     assert sample(seed=1) != sample()
     assert sample(rank=1) != sample()
@@ -48,7 +48,7 @@ def test_samples_depend_on_seed_rank_and_epoch_only(dataset: DiskTrajDataset) ->
     ("wrong", "text"),
     [({"batch_size": 0}, "batch_size is 0"), ({"num_workers": -1}, "workers -1"), ({}, "pool_batches is 0")],
 )
-def test_impossible_numbers_are_refused_and_gin_sets_the_pool_alone(
+def test_impossible_numbers_are_refused_and_gin_sets_only_the_pool(
     dataset: DiskTrajDataset, wrong: dict[str, int], text: str
 ) -> None:
     gin.clear_config()
@@ -61,19 +61,20 @@ def test_impossible_numbers_are_refused_and_gin_sets_the_pool_alone(
     gin.clear_config()
 
 
-def test_every_drawn_window_is_used_once_beside_similar_ones(make_traj: Callable[..., Trajectory]) -> None:
+def test_every_drawn_window_is_used_once_next_to_similar_ones(make_traj: Callable[..., Trajectory]) -> None:
     rng = np.random.default_rng(0)
     windows = [make_traj(int(n), first=1000 * i) for i, n in enumerate(rng.integers(1, 50, 40))]
     batches = list(cut_by_length(list(windows), 8, rng))
     used = [id(window) for batch in batches for window in batch]
     assert sorted(used) == sorted(map(id, windows))
     spans = [(min(map(len, batch)), max(map(len, batch))) for batch in batches]
-    assert spans != sorted(spans)  # the batches come in random order,
+    assert spans != sorted(spans)  # batches come in random order
     spans.sort()
-    assert all(high <= low for (_, high), (low, _) in itertools.pairwise(spans))  # without overlap
+    # their lengths do not overlap
+    assert all(high <= low for (_, high), (low, _) in itertools.pairwise(spans))
     before, equal = rng.bit_generator.state, [windows[0].slice(0, 1) for _ in range(6)]
     assert [id(w) for batch in cut_by_length(equal, 2, rng) for w in batch] == [id(w) for w in equal]
-    assert rng.bit_generator.state == before  # those of one length stay in the order of drawing
+    assert rng.bit_generator.state == before  # windows of equal length stay in the order of drawing
 
 
 def test_a_pool_of_large_windows_has_fewer_batches(
@@ -83,7 +84,7 @@ def test_a_pool_of_large_windows_has_fewer_batches(
     draw = dataset.sample_windows
     monkeypatch.setattr(dataset, "sample_windows", lambda n, rng: counts.append(n) or draw(n, rng))
     dataset.expect(make_traj(1).layout)
-    batch_bytes = 2 * (6 + 1) * (2 * 4 + 8 * 3 + 32)  # of 2 windows of 7 timesteps
+    batch_bytes = 2 * (6 + 1) * (2 * 4 + 8 * 3 + 32)  # two windows of 7 timesteps
     for pool_bytes in (1, 3 * batch_bytes, 100 * batch_bytes):
         monkeypatch.setattr(loader_module, "_POOL_BYTES", pool_bytes)
         list(BatchLoader(dataset, batch_size=2, num_workers=0, seed=0, pool_batches=4).epoch(0, 4))
@@ -105,7 +106,7 @@ def test_a_pool_lowers_the_padding_and_the_metric_counts_it(
         )
         assert loader.metrics() == {}
         batches = list(loader.epoch(0, 50))
-        assert list(map(id, batches)) == list(map(id, pinned[-50:]))  # for a CUDA device
+        assert list(map(id, batches)) == list(map(id, pinned[-50:]))  # pinned for a CUDA device
         zeros = sum(int((~batch.mask).sum()) for batch in batches)
         expected = zeros / sum(batch.mask.numel() for batch in batches)
         assert loader.metrics() == {"padded_fraction": pytest.approx(expected)}
@@ -115,7 +116,7 @@ def test_a_pool_lowers_the_padding_and_the_metric_counts_it(
     assert drawn[:7] == [32] * 6 + [8]
 
 
-def test_packed_batches_hold_the_windows_of_padded_ones_in_fewer_places(dataset: DiskTrajDataset) -> None:
+def test_packed_batches_hold_the_windows_of_padded_ones_in_less_space(dataset: DiskTrajDataset) -> None:
     def epoch(packs: bool) -> tuple[list[list[list[float]]], float]:
         loader = BatchLoader(dataset, batch_size=4, num_workers=0, seed=0, packs=packs, pool_batches=1)
         found = []
@@ -130,11 +131,11 @@ def test_packed_batches_hold_the_windows_of_padded_ones_in_fewer_places(dataset:
     assert little < much
 
 
-# --- datasets of users ---------------------------------------------------------------------------------
+# --- custom datasets -----------------------------------------------------------------------------------
 
 
 class OneMethodDataset(RLDataset):
-    """The least that a dataset of one's own needs."""
+    """The minimum that a custom dataset needs."""
 
     def __init__(self, traj: Trajectory) -> None:
         self.traj = traj
@@ -144,7 +145,7 @@ class OneMethodDataset(RLDataset):
         return self.traj.slice(0, stop)
 
 
-def test_one_method_makes_a_dataset(make_traj: Callable[..., Trajectory]) -> None:
+def test_one_method_is_enough_for_a_dataset(make_traj: Callable[..., Trajectory]) -> None:
     loader = BatchLoader(OneMethodDataset(make_traj(9)), batch_size=4, num_workers=0, seed=0)
     batches = list(loader.epoch(0, 10))
     assert len(batches) == 10
@@ -157,7 +158,7 @@ def test_one_method_makes_a_dataset(make_traj: Callable[..., Trajectory]) -> Non
 
 
 class ProcessDataset(OneMethodDataset):
-    """Windows that tell in which process they were sampled; each epoch may bring a misfortune."""
+    """Windows that name the process in which they were sampled; some epochs fail."""
 
     epoch = 0
     is_fresh = False
@@ -169,7 +170,7 @@ class ProcessDataset(OneMethodDataset):
         self.is_fresh = True
 
     def sample_random_trajectory(self, rng: np.random.Generator) -> Trajectory:
-        assert self.is_fresh  # the epoch is told before the refresh
+        assert self.is_fresh  # the epoch is announced before the refresh
         if self.epoch == 10:
             raise ValueError("nothing to sample. Fix: collect first.")
         if self.epoch == 11:
@@ -185,7 +186,7 @@ def pids(batches: Iterator[Batch]) -> list[int]:
 
 
 @pytest.mark.slow
-def test_workers_stay_survive_errors_and_interrupts_and_are_replaced(
+def test_workers_persist_survive_errors_and_interrupts_and_are_replaced(
     make_traj: Callable[..., Trajectory],
 ) -> None:
     loader = BatchLoader(ProcessDataset(make_traj(2)), batch_size=1, num_workers=2, seed=0)
@@ -203,14 +204,14 @@ def test_workers_stay_survive_errors_and_interrupts_and_are_replaced(
     assert pids(loader.epoch(1, 30))[:6] == before  # in turns, in a fixed order
     with pytest.raises(RuntimeError, match=r"has died.*Fix: set Experiment\.dloader_workers"):
         list(loader.epoch(12, 4))
-    after = pids(loader.epoch(1, 4))  # others take over
+    after = pids(loader.epoch(1, 4))  # new workers take over
     assert len(after) == 4
     loader.close()
     assert not {child.pid for child in multiprocessing.active_children()} & {*before, *after}
 
 
 @pytest.mark.slow
-def test_samples_of_two_workers_depend_on_the_epoch_and_not_on_the_past(
+def test_samples_of_two_workers_depend_on_the_epoch_but_not_on_the_past(
     dataset: DiskTrajDataset, fill: Fill, tmp_path: Path
 ) -> None:
     one, other = (BatchLoader(dataset, batch_size=8, num_workers=2, seed=5) for _ in range(2))
@@ -230,8 +231,8 @@ def test_samples_of_two_workers_depend_on_the_epoch_and_not_on_the_past(
     one.close()
     other.close()
     loaders = [BatchLoader(dataset, batch_size=4, num_workers=n, seed=0, packs=True) for n in (1, 0)]
-    next(loaders[0].epoch(1, 40))  # whose other messages nobody reads
-    # Lists, as what was given stays, however often a worker writes to the memory it sent.
+    next(loaders[0].epoch(1, 40))  # its other messages are never read
+    # Lists check that received batches stay valid when a worker reuses its memory.
     for batch, same in zip(*(list(loader.epoch(0, 80)) for loader in loaders), strict=True):
         for name, tensor in vars(batch).items():  # one worker samples like none
             for key, value in (tensor if name == "obs" else {"": tensor}).items():

@@ -19,7 +19,7 @@ from loxodon.data.lock import MANAGER, FolderLock
 
 MakeDataset = Callable[..., DiskTrajDataset]
 
-# Does on each line what a process may ask of the lock: takes it, and says what came of it.
+# For each line of input, this tries to take the lock and prints the result.
 MANAGE = """
 import sys
 from loxodon.data import DiskTrajDataset
@@ -36,7 +36,7 @@ for line in sys.stdin:
 
 @contextmanager
 def other_process(root: Path) -> Iterator[tuple[subprocess.Popen[str], Callable[[str], str]]]:
-    """A process, and what asks it to configure a dataset at root/set with or without edit rights."""
+    """A process, and a function that lets it configure a dataset at root/set with or without edit rights."""
     command = [sys.executable, "-c", MANAGE, str(root)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
 
@@ -58,29 +58,29 @@ def test_one_process_manages_a_folder_until_it_closes_or_is_killed(
     make_dataset: MakeDataset, tmp_path: Path
 ) -> None:
     with other_process(tmp_path) as (other, ask):
-        dataset, twin = make_dataset(), make_dataset()  # one process counts as one manager
+        dataset, twin = make_dataset(), make_dataset()  # datasets of one process share its right
         dataset.close()
         assert f"Process {os.getpid()} on" in ask("edit")
-        assert ask("none") == "ready\n"  # any number may sample
+        assert ask("none") == "ready\n"  # any number of processes may sample
         child = multiprocessing.get_context("fork").Process(target=twin.close)
         child.start()
         child.join()
         assert child.exitcode == 0
-        assert f"Process {os.getpid()} on" in ask("edit")  # a child does not end the right of its parent
+        assert f"Process {os.getpid()} on" in ask("edit")  # a child does not end its parent's right
         twin.close()
         twin.close()
         assert ask("edit") == "ready\n"
         note = json.loads((tmp_path / "set/buffer/manager.json").read_text())
         text = rf"Process {other.pid} on {note['host']} \(run 'set', since {note['since'][:10]}.*\) manages "
         with pytest.raises(ValueError, match=rf"{text}.*set/buffer already.*Fix: end that process.*False"):
-            twin.delete()  # needs the right again
+            twin.delete()  # this needs the right again
         make_dataset(edit=False)
-        other.kill()  # SIGKILL: nothing is tidied up
+        other.kill()  # SIGKILL: nothing is cleaned up
         other.wait()
         twin.delete()
 
 
-def test_a_dataset_that_is_dropped_gives_the_right_back(make_dataset: MakeDataset, tmp_path: Path) -> None:
+def test_a_dataset_that_is_dropped_releases_its_right(make_dataset: MakeDataset, tmp_path: Path) -> None:
     dataset = make_dataset()
     note = tmp_path / "set/buffer/manager.json"
     assert note.exists()
@@ -89,7 +89,7 @@ def test_a_dataset_that_is_dropped_gives_the_right_back(make_dataset: MakeDatase
     assert not note.exists()
 
 
-def test_without_locks_there_is_one_warning_and_without_a_note_still_an_error(
+def test_without_locks_there_is_one_warning_and_an_error_even_without_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     number = errno.ENOLCK

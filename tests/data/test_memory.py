@@ -15,7 +15,7 @@ MakeTraj = Callable[..., Trajectory]
 Arrays = dict[str, np.ndarray]
 
 
-def test_the_oldest_make_room(make_dataset: MakeDataset, make_traj: MakeTraj) -> None:
+def test_the_oldest_trajectories_are_dropped_first(make_dataset: MakeDataset, make_traj: MakeTraj) -> None:
     dataset = make_dataset(MemoryTrajDataset(max_timesteps=10, min_trajs=2, sampler=Sampler("timestep")))
     assert not dataset.ready_for_training
     for i in range(3):
@@ -24,7 +24,7 @@ def test_the_oldest_make_room(make_dataset: MakeDataset, make_traj: MakeTraj) ->
     assert dataset.on_end_of_collection() == {"total_trajs": 2, "total_timesteps": 8}
     windows = dataset.sample_windows(100, np.random.default_rng(0))
     assert {window.obs["position"][0, 0] // 1000 for window in windows} == {1, 2}
-    dataset.add(make_traj(50))  # alone it may be longer
+    dataset.add(make_traj(50))  # a single trajectory may be longer
     assert (dataset.num_trajs, dataset.num_timesteps) == (1, 50)
     dataset.delete()
     with pytest.raises(ValueError, match=r"holds no trajectories.*Fix:"):
@@ -76,16 +76,16 @@ def test_flat_arrays_with_next_observations_keep_every_step() -> None:
     assert second.actions.tolist() == [[1, 0, 0], [0, 1, 0]]
 
 
-def test_flat_arrays_alone_lose_the_steps_whose_outcome_is_unknown() -> None:
+def test_without_next_observations_the_steps_of_unknown_outcome_are_lost() -> None:
     trajs = split_episodes(**flat_steps())
     assert [traj.obs["observation"][:, 0].tolist() for traj in trajs] == [[0, 1, 2, 2], [3, 4], [5, 6]]
     assert [traj.dones[:, 0].tolist() for traj in trajs] == [[False, False, True], [False], [False]]
     assert [traj.rews.dtype for traj in trajs] == [np.float32] * 3
     begin = {name: array[:4] for name, array in flat_steps().items()}
-    assert [len(traj) for traj in split_episodes(**begin)] == [3]  # one truncated step is no episode
+    assert [len(traj) for traj in split_episodes(**begin)] == [3]  # one truncated step is not an episode
 
 
-def test_other_actions_and_several_observations() -> None:
+def test_continuous_actions_and_several_observations() -> None:
     steps: dict[str, Any] = {**flat_steps(), "actions": np.linspace(-1, 1, 14).reshape(7, 2)}
     steps["obs"] = {"a": steps["obs"], "b": np.zeros((7, 2, 2), np.uint8)}
     first, *_ = split_episodes(**steps, env_name="hopper")
@@ -132,7 +132,7 @@ def test_flat_arrays_whose_values_would_change_or_are_not_finite_are_refused(
         split_episodes(**steps)
 
 
-def test_what_followed_is_not_cut_to_the_dtype_of_what_was_seen() -> None:
+def test_next_observations_are_not_cast_to_a_narrower_dtype() -> None:
     obs = np.zeros((3, 2), np.uint8)
     ends = np.array([False, False, True])
     steps = (np.zeros(3, np.int64), np.zeros(3), ends, ~ends & False)
@@ -140,7 +140,7 @@ def test_what_followed_is_not_cut_to_the_dtype_of_what_was_seen() -> None:
         split_episodes(obs, *steps, next_obs=np.full((3, 2), 0.25))
 
 
-def test_trajectories_in_memory_must_have_values_that_the_run_can_take(
+def test_trajectories_in_memory_must_have_values_that_the_run_accepts(
     make_dataset: MakeDataset, make_traj: MakeTraj
 ) -> None:
     traj = make_traj(3)
@@ -152,7 +152,7 @@ def test_trajectories_in_memory_must_have_values_that_the_run_can_take(
         dataset.expect(dataclasses.replace(traj.layout, num_values={"image": 4}))
 
 
-def test_a_file_that_is_no_archive_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_archive_is_named(tmp_path: Path) -> None:
     (tmp_path / "flat.npz").write_bytes(b"no archive")
     with pytest.raises(ValueError, match=r"flat.npz is not a readable .npz file.*Fix:"):
         MemoryTrajDataset(npz_path=str(tmp_path / "flat.npz"))

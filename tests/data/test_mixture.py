@@ -22,7 +22,7 @@ Fill = Callable[[Path, list[int]], list[Path]]
 
 
 class FakeDataset(RLDataset):
-    """Ready when told so; records what is passed on to it."""
+    """A dataset whose readiness is set by the test; it records the calls that reach it."""
 
     def __init__(self, traj: Trajectory, *, ready: bool = True) -> None:
         self.traj, self.ready, self.calls = traj, ready, list[Any]()
@@ -54,7 +54,7 @@ class FakeDataset(RLDataset):
 
 
 def shares(mixture: MixtureOfDatasets, count: int = 3000) -> list[float]:
-    """The share of each child in many windows; child i observes positions from 1000 * i on."""
+    """The share of each child among many windows; child i observes positions from 1000 * i on."""
     windows = mixture.sample_windows(count, np.random.default_rng(0))
     sources = [int(window.obs["position"][0, 0]) // 1000 for window in windows]
     return (np.bincount(sources, minlength=len(mixture.datasets)) / count).tolist()
@@ -65,12 +65,13 @@ def children(make_traj: MakeTraj) -> list[FakeDataset]:
     return [FakeDataset(make_traj(3, first=1000 * i)) for i in range(3)]
 
 
-def test_weights_are_shared_out_among_the_ready(children: list[FakeDataset]) -> None:
+def test_weights_are_distributed_among_the_ready_datasets(children: list[FakeDataset]) -> None:
     mixture = MixtureOfDatasets(children, [2, 1, 1])
     assert mixture.current_weights().tolist() == [0.5, 0.25, 0.25]
     assert shares(mixture) == pytest.approx([0.5, 0.25, 0.25], abs=0.03)
     assert mixture.metrics()["0-FakeDataset/weight"] == 0.5
-    windows = mixture.sample_windows(60, np.random.default_rng(0))  # those of a batch are drawn one by one
+    # every window of a batch is drawn on its own
+    windows = mixture.sample_windows(60, np.random.default_rng(0))
     sources = [int(window.obs["position"][0, 0]) // 1000 for window in windows]
     assert set(sources[:20]) == set(sources[20:40]) == {0, 1, 2}
     children[0].ready = False
@@ -87,7 +88,7 @@ def test_weights_are_shared_out_among_the_ready(children: list[FakeDataset]) -> 
     ("final", "initial", "num_epochs", "expected"),
     [
         (3, [1, 1], 4, {0: 0, 4: 0, 5: 1.5, 6: 2, 7: 2.5, 8: 3, 50: 3}),  # 1 + (3 - 1) * (e - 5 + 1) / 4
-        (1, None, 2, {0: 0, 4: 0, 5: 0.5, 6: 1, 7: 1}),  # from zero unless told otherwise
+        (1, None, 2, {0: 0, 4: 0, 5: 0.5, 6: 1, 7: 1}),  # the initial weight is zero by default
     ],
 )
 def test_a_weight_grows_from_the_epoch_in_which_its_dataset_became_ready(
@@ -103,7 +104,7 @@ def test_a_weight_grows_from_the_epoch_in_which_its_dataset_became_ready(
     assert first.calls == list(expected)
 
 
-def test_a_resumed_ramp_goes_on(children: list[FakeDataset]) -> None:
+def test_a_resumed_ramp_continues(children: list[FakeDataset]) -> None:
     def make() -> MixtureOfDatasets:
         return MixtureOfDatasets(children[:2], [1, 1], smooth_sudden_starts=10)
 
@@ -121,7 +122,7 @@ def test_a_resumed_ramp_goes_on(children: list[FakeDataset]) -> None:
         MixtureOfDatasets(children, [1, 1, 1]).load_state_dict(original.state_dict())
 
 
-def test_hooks_are_passed_on_but_only_what_was_collected_is_deleted(
+def test_hooks_are_passed_on_but_only_collected_files_are_deleted(
     make_dataset: MakeDataset, make_traj: MakeTraj, children: list[FakeDataset], fill: Fill, tmp_path: Path
 ) -> None:
     offline = DiskTrajDataset(dset_root=str(tmp_path), dset_name="demos", takes_new_trajs=False)
@@ -146,7 +147,7 @@ def test_hooks_are_passed_on_but_only_what_was_collected_is_deleted(
     assert (offline.num_files, online.num_files) == (2, 0)
 
 
-def test_two_datasets_may_not_share_a_folder_or_what_is_collected(
+def test_two_datasets_may_not_share_a_folder_or_collected_data(
     make_dataset: MakeDataset, tmp_path: Path
 ) -> None:
     mixture = MixtureOfDatasets([DiskTrajDataset(), DiskTrajDataset()], [1, 1])

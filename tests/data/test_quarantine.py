@@ -1,4 +1,4 @@
-"""Files that cannot be used: moved away with their reason, counted, and never the end of a run."""
+"""Unusable files are moved away with their reason and counted; they never end a run."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def other_archive(path: Path) -> None:
 
 
 def change(path: Path, good: Path, name: str, value: float, dtype: type | None = None) -> None:
-    """Copy a good file, with another value in row 3 of one of its arrays."""
+    """Copy a good file with another value in row 3 of one of its arrays."""
     arrays = dict(np.load(good))
     arrays[name] = arrays[name].astype(dtype or arrays[name].dtype)
     arrays[name][3] = value
     np.savez(path, **arrays)
 
 
-# Files that bear the name of a trajectory and are none that can be used, of a good one.
+# Files that are named like trajectories but cannot be used, each made from a good one.
 SPOILED: dict[str, Callable[[Path, Path], object]] = {
     "truncated": lambda path, good: path.write_bytes(good.read_bytes()[:-200]),
     "empty": lambda path, good: path.touch(),
@@ -63,7 +63,7 @@ SPOILED: dict[str, Callable[[Path, Path], object]] = {
     "wrong shape": lambda path, good: np.savez(path, **{**np.load(good), "rews": np.zeros((1, 1))}),
     "wrong space": lambda path, good: np.savez(path, **{**np.load(good), "_OBS_KEY_more": np.zeros(6)}),
     "folder": lambda path, good: path.mkdir(),
-    "pipe": lambda path, good: os.mkfifo(path),  # which nobody writes to: opening it would wait for ever
+    "pipe": lambda path, good: os.mkfifo(path),  # without a writer, opening it would block forever
     "link to itself": lambda path, good: path.symlink_to(path.name),
     "device": lambda path, good: path.symlink_to("/dev/zero"),
     "NaN observed": lambda path, good: change(path, good, "_OBS_KEY_position", np.nan),
@@ -79,10 +79,10 @@ SPOILED: dict[str, Callable[[Path, Path], object]] = {
 @pytest.mark.parametrize(
     ("how", "is_early"), [*((how, False) for how in SPOILED), ("truncated", True), ("wrong space", True)]
 )
-def test_unusable_files_are_moved_and_training_goes_on(
+def test_unusable_files_are_moved_and_training_continues(
     make_dataset: MakeDataset, make_traj: MakeTraj, fill: Fill, buffer: Path, how: str, is_early: bool
 ) -> None:
-    """Early: found when the folder is listed, since lengths are asked for and the spaces are known."""
+    """Early means at listing time: the sampler asks for lengths, and the spaces are known."""
     good = fill(buffer / "fifo", [5] * 8)
     SPOILED[how](buffer / "fifo" / NAME, good[0])
     dataset = DiskTrajDataset(sampler=Sampler("timestep" if is_early else "trajectory"))
@@ -105,10 +105,10 @@ def test_unusable_files_are_moved_and_training_goes_on(
     assert len(list((buffer / "quarantine").iterdir())) == 2
 
 
-def test_what_is_no_file_of_numbers_is_told_without_waiting(
+def test_paths_that_are_not_regular_files_are_reported_without_blocking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # names of sockets are short
+    monkeypatch.chdir(tmp_path)  # socket names must be short
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("socket.npz")
         os.mkfifo("pipe.npz")
@@ -127,7 +127,7 @@ def test_what_is_no_file_of_numbers_is_told_without_waiting(
         check_file(tmp_path / "nothing.npz")
 
 
-def test_layout_is_checked_for_files_opened_before_it_was_known(
+def test_the_layout_of_files_opened_before_it_was_known_is_checked(
     make_dataset: MakeDataset, make_traj: MakeTraj, fill: Fill, buffer: Path
 ) -> None:
     fill(buffer / "fifo", [5] * 3)
@@ -153,7 +153,7 @@ def test_without_edit_rights_broken_files_stay_and_are_counted(
     assert (metrics["broken_files"], metrics["quarantined_files"], metrics["total_files"]) == (1, 0, 8)
 
 
-def test_a_folder_of_nothing_else_says_what_was_wrong(make_dataset: MakeDataset, buffer: Path) -> None:
+def test_a_folder_of_broken_files_only_reports_the_reason(make_dataset: MakeDataset, buffer: Path) -> None:
     dataset = make_dataset()
     (buffer / "fifo" / NAME).touch()
     dataset.refresh()
@@ -161,7 +161,8 @@ def test_a_folder_of_nothing_else_says_what_was_wrong(make_dataset: MakeDataset,
         dataset.sample_windows(1, np.random.default_rng(0))
 
 
-@pytest.mark.parametrize("sample_by", ["trajectory", "timestep"])  # opened when drawn, or when listed
+# files are opened when drawn, or when listed
+@pytest.mark.parametrize("sample_by", ["trajectory", "timestep"])
 @pytest.mark.parametrize("num_broken", [2, 3])
 def test_more_than_a_twentieth_of_broken_files_stops_the_run(
     make_dataset: MakeDataset, fill: Fill, buffer: Path, num_broken: int, sample_by: str
@@ -182,10 +183,12 @@ def test_more_than_a_twentieth_of_broken_files_stops_the_run(
     assert len(list((buffer / "quarantine").iterdir())) == 2 * num_broken  # moved, not deleted
 
 
-def test_what_other_processes_find_counts_too(make_dataset: MakeDataset, fill: Fill, buffer: Path) -> None:
+def test_files_that_other_processes_quarantine_count_too(
+    make_dataset: MakeDataset, fill: Fill, buffer: Path
+) -> None:
     fill(buffer / "fifo", [5] * 4)
     (buffer / "quarantine").mkdir()
-    (buffer / "quarantine" / "env_0_1.0.npz").touch()  # of an earlier run
+    (buffer / "quarantine" / "env_0_1.0.npz").touch()  # a file of an earlier run
     dataset = make_dataset()
     assert dataset.on_end_of_collection()["broken_files"] == 0
     for name in ("env_1_1.0.npz", "env_2_1.0.npz"):
@@ -203,7 +206,7 @@ def _put_all(quarantine: Quarantine, paths: list[Path]) -> None:
 @pytest.mark.slow
 def test_processes_that_move_the_same_files_lose_none_and_overwrite_none(tmp_path: Path) -> None:
     quarantine = Quarantine(tmp_path, may_move=True)
-    for content in ("a", "b"):  # an equal name
+    for content in ("a", "b"):  # the same name twice
         (tmp_path / NAME).write_text(content)
         quarantine.put(tmp_path / NAME, "It is broken.")
     moved = [path for path in quarantine.folder.iterdir() if path.suffix != ".txt"]
@@ -220,7 +223,7 @@ def test_processes_that_move_the_same_files_lose_none_and_overwrite_none(tmp_pat
         assert process.exitcode == 0
     names = {path.name for path in quarantine.folder.iterdir() if not path.name.startswith(NAME)}
     found = {name for name in names if not name.endswith(".txt")}
-    # Where several are at it, the winner may have taken `<name>.2` or `<name>.3`.
+    # A process that loses a race may use `<name>.2` or `<name>.3`.
     assert sorted(re.sub(r"\.npz\.[23]$", ".npz", name) for name in found) == [path.name for path in paths]
     assert names - found == {f"{name}.txt" for name in found}
     quarantine.refresh()
@@ -229,7 +232,7 @@ def test_processes_that_move_the_same_files_lose_none_and_overwrite_none(tmp_pat
 
 @pytest.mark.parametrize("sample_by", ["trajectory", "timestep"])
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE, errno.ENOTCONN])
-def test_a_file_that_cannot_be_read_is_left_out_with_a_warning(
+def test_a_file_that_cannot_be_read_is_skipped_with_a_warning(
     make_dataset: MakeDataset,
     fill: Fill,
     buffer: Path,
@@ -254,7 +257,7 @@ def test_a_file_that_cannot_be_read_is_left_out_with_a_warning(
     assert f"{bad} cannot be read ({os.strerror(number)}). Fix:" in caplog.text
 
 
-def test_a_process_without_descriptors_blames_no_file(
+def test_a_process_without_descriptors_does_not_blame_files(
     make_dataset: MakeDataset, fill: Fill, buffer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(buffer / "fifo", [5] * 8)
@@ -287,20 +290,16 @@ def test_a_folder_that_cannot_be_listed_for_a_while_keeps_its_files(
     assert "cannot be listed now" in caplog.text
 
 
-@pytest.mark.parametrize("save_as", ["npz", "traj"])
-def test_a_file_that_is_cut_while_it_is_open_is_broken(
+def test_a_file_truncated_while_open_is_broken(
     make_dataset: MakeDataset,
     make_traj: MakeTraj,
     buffer: Path,
     monkeypatch: pytest.MonkeyPatch,
-    save_as: str,
 ) -> None:
-    """A page fault in a mapped file would end the process here."""
+    """A page fault in a mapped file would kill the process here."""
     dataset, rng = make_dataset(max_seq_len=1000), np.random.default_rng(0)
     paths = [
-        save_trajectory(
-            buffer / "fifo", make_traj(30_000), save_as=save_as, traj_id=f"{i:08x}", unix_time=1e9
-        )
+        save_trajectory(buffer / "fifo", make_traj(30_000), save_as="npz", traj_id=f"{i:08x}", unix_time=1e9)
         for i in range(4)
     ]
     dataset.refresh()
@@ -312,10 +311,10 @@ def test_a_file_that_is_cut_while_it_is_open_is_broken(
     reader = TrajectoryReader()
     traj = reader.load(str(paths[1]))
     os.truncate(paths[1], 100)
-    with pytest.raises(FormatError, match="cut off after it had been opened"):  # and checked
+    with pytest.raises(FormatError, match="cut off after it had been opened"):  # it has been checked
         traj.slice(0, len(traj))
     monkeypatch.setattr(rows, "_LOOK_EVERY_S", 0.0)
-    other = save_trajectory(buffer, make_traj(20_000), save_as=save_as, traj_id="0", unix_time=1e9)
+    other = save_trajectory(buffer, make_traj(20_000), save_as="npz", traj_id="0", unix_time=1e9)
     paths[1].write_bytes(other.read_bytes())
     assert len(reader.load(str(paths[1]))) == 20_000
 
@@ -332,10 +331,10 @@ def test_old_files_that_cannot_be_deleted_are_no_longer_used(
     assert "1 of 2 old trajectory files cannot be deleted" in caplog.text
 
 
-def test_whole_numbers_that_the_run_cannot_take_are_found(
+def test_integers_out_of_the_range_of_the_run_are_found(
     make_dataset: MakeDataset, make_traj: MakeTraj, buffer: Path
 ) -> None:
-    """A cast of the same kind would change 300 in a uint16 file to 44 in a uint8 batch."""
+    """An unchecked cast would change 300 in a uint16 file to 44 in a uint8 batch."""
     dataset, layout = make_dataset(), make_traj(1).layout
     for i, (dtype, value) in enumerate([(np.uint16, 300), (np.uint8, 9), *[(np.uint8, 7)] * 50]):
         traj = make_traj(5)
@@ -354,7 +353,7 @@ def test_whole_numbers_that_the_run_cannot_take_are_found(
 
 @pytest.mark.parametrize("sample_by", ["trajectory", "timestep"])
 @pytest.mark.parametrize("how", ["cannot be moved", "dangling link"])
-def test_what_cannot_be_moved_is_skipped(
+def test_files_that_cannot_be_moved_are_skipped(
     make_dataset: MakeDataset,
     fill: Fill,
     buffer: Path,
@@ -367,7 +366,7 @@ def test_what_cannot_be_moved_is_skipped(
         (buffer / "fifo" / NAME).symlink_to(buffer / "nowhere")
     else:
         (buffer / "fifo" / NAME).touch()
-        (buffer / "quarantine").touch()  # where the folder should be
+        (buffer / "quarantine").touch()  # a file instead of the folder
     dataset = make_dataset(sample_by=sample_by)
     dataset.sample_windows(100, np.random.default_rng(0))
     assert ("cannot be moved" in caplog.text) == (how == "cannot be moved")

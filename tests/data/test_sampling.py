@@ -1,4 +1,4 @@
-"""Which trajectories and windows are drawn: by trajectory, timestep, priority or a rule of your own."""
+"""Sampling of trajectories and windows: by trajectory, timestep, priority or a custom rule."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MakeDataset = Callable[..., DiskTrajDataset]
 
 
 def file_numbers(windows: list[Trajectory]) -> list[int]:
-    """Which file of `fill` each window comes from."""
+    """The index of the file of `fill` that each window comes from."""
     return [int(window.obs["position"][0, 0]) // 1000 for window in windows]
 
 
@@ -47,7 +47,7 @@ def assert_shares(found: Sequence[object], shares: Mapping[Any, float]) -> None:
 
 
 def window_shares(traj_len: int, max_seq_len: int, mode: str) -> dict[tuple[int, int], float]:
-    """The chance of each (start, length): all starts that the definition allows are equally likely."""
+    """The probability of each (start, length): all starts that the definition allows are equally likely."""
     if mode == "shifted":
         cut = window_shares(traj_len, max_seq_len, "both")
         inside: dict[tuple[int, int], float] = defaultdict(float)
@@ -61,8 +61,8 @@ def window_shares(traj_len: int, max_seq_len: int, mode: str) -> dict[tuple[int,
     return {window: count / len(spans) for window, count in counts.items()}
 
 
-def test_hand_counted_windows() -> None:
-    """6 transitions, windows of 3: what each mode can draw."""
+def test_windows_counted_by_hand() -> None:
+    """A trajectory has 6 transitions, and a window 3: each mode allows these windows."""
     inside = {(0, 3), (1, 3), (2, 3), (3, 3)}
     assert window_shares(6, 3, "none").keys() == inside
     assert window_shares(6, 3, "left").keys() == inside | {(0, 1), (0, 2)}
@@ -91,14 +91,15 @@ def test_windows_of_a_file_have_exactly_their_distribution(
         spans = [sampler.window(length, fraction) for fraction in np.linspace(0, 1, 2000, endpoint=False)]
         assert_shares([(a, b - a) for a, b in spans], window_shares(length, max_seq_len, mode))
     sampler.configure(max_seq_len=4, padded_sampling=mode)
-    assert {sampler.window(n, 0.9) for n in (1, 2, 4)} == {(0, 1), (0, 2), (0, 4)}  # all fits
+    # the whole trajectory fits
+    assert {sampler.window(n, 0.9) for n in (1, 2, 4)} == {(0, 1), (0, 2), (0, 4)}
 
 
 # --- trajectories --------------------------------------------------------------------------------------
 
 
 class LastTimestep(Sampler):
-    """In proportion to what is observed last, and only the end of it."""
+    """Draws in proportion to the last observation, and only the last timestep."""
 
     needs_values = True
 
@@ -130,7 +131,7 @@ def test_trajectories_are_drawn_by_the_rule_of_the_sampler(
 ) -> None:
     fill(fifo, lengths[:1])
     on_disk = make_dataset(max_seq_len=2, sampler=make_sampler())
-    paths = fill(fifo, lengths)  # what is new counts after a refresh
+    paths = fill(fifo, lengths)  # new files count after a refresh
     on_disk.refresh()
     in_memory = MemoryTrajDataset([load_trajectory(path) for path in paths], sampler=make_sampler())
     for dataset in (on_disk, make_dataset(in_memory, max_seq_len=2)):
@@ -154,7 +155,7 @@ def test_one_line_of_gin_gives_every_dataset_its_own_sampler() -> None:
 
 
 @pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [0.0, 0.0], [1.0, np.nan], []])
-def test_weights_that_cannot_be_are_refused(
+def test_impossible_weights_are_refused(
     make_dataset: MakeDataset, fill: Fill, fifo: Path, weights: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(fifo, [2, 2])
@@ -167,7 +168,7 @@ def test_weights_that_cannot_be_are_refused(
 
 
 @pytest.mark.parametrize("make_sampler", [Sampler, lambda: Sampler("timestep"), PrioritySampler])
-def test_same_generator_and_files_give_the_same_windows(
+def test_the_same_generator_and_files_give_the_same_windows(
     make_dataset: MakeDataset, fill: Fill, fifo: Path, make_sampler: Callable[[], Sampler]
 ) -> None:
     fill(fifo, [3, 9, 20, 40, 7])
@@ -191,7 +192,7 @@ def test_frequencies_follow_priorities(make_dataset: MakeDataset, fill: Fill, fi
     slots = dict(zip(file_numbers(windows), [window.source for window in windows], strict=True))
     given = np.array([slots[0], slots[1], slots[2], -1])
     dataset.sampler.update_priorities(given, np.array([1.0, 4.0, 16.0, 1000.0]))
-    # 3 has none yet, so it counts like 16, the highest; square roots of 1, 4, 16, 16
+    # File 3 has no priority yet, so it counts like the highest, 16; the square roots are 1, 2, 4 and 4.
     shares = {0: 1 / 11, 1: 2 / 11, 2: 4 / 11, 3: 4 / 11}
     assert_shares([*file_numbers(dataset.sample_windows(6000, rng))], {**shares})
     state = dataset.state_dict()
@@ -202,7 +203,7 @@ def test_frequencies_follow_priorities(make_dataset: MakeDataset, fill: Fill, fi
     assert_shares([*file_numbers(other.sample_windows(6000, rng))], {**shares})
 
 
-def test_priorities_and_lengths_multiply_and_go_with_their_files(
+def test_priorities_and_lengths_multiply_and_priorities_follow_their_files(
     make_dataset: MakeDataset, fill: Fill, fifo: Path
 ) -> None:
     paths = fill(fifo, [2, 8])
@@ -219,14 +220,14 @@ def test_priorities_and_lengths_multiply_and_go_with_their_files(
     assert_shares([*file_numbers(dataset.sample_windows(4000, rng))], {0: 0.2, 1: 0.8})
 
 
-def test_trajectories_in_memory_keep_their_priorities_while_others_go(
+def test_trajectories_in_memory_keep_their_priorities_while_others_are_dropped(
     make_dataset: MakeDataset, make_traj: Callable[..., Trajectory]
 ) -> None:
     trajs = [make_traj(2, first=1000 * i) for i in range(3)]
     dataset: Any = make_dataset(MemoryTrajDataset(trajs, max_timesteps=6, sampler=PrioritySampler(1.0)))
     seen = {window.source for window in dataset.sample_windows(50, np.random.default_rng(0))}
     dataset.sampler.update_priorities(np.array([*seen]), np.array([8.0, 1.0, 3.0]))
-    dataset.add(make_traj(2, first=3000))  # has no priority yet, so it counts as 8; the first one is dropped
+    dataset.add(make_traj(2, first=3000))  # without a priority yet, it counts as 8; the first one is dropped
     windows = dataset.sample_windows(3000, np.random.default_rng(0))
     assert_shares([*file_numbers(windows)], {1: 1 / 12, 2: 3 / 12, 3: 8 / 12})
     assert [window.source for window in windows] == file_numbers(windows)
@@ -239,7 +240,7 @@ def _set_priority(dataset: DiskTrajDataset) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_priorities_of_another_process_are_seen(
+def test_priorities_set_by_another_process_are_seen(
     make_dataset: MakeDataset, fill: Fill, fifo: Path, method: str
 ) -> None:
     fill(fifo, [2] * 2)
@@ -268,7 +269,7 @@ def test_impossible_settings_are_refused(kind: type[Sampler], setting: str, valu
         kind(**{setting: value})
 
 
-def test_a_file_that_has_no_value_because_it_is_broken_goes_to_the_quarantine(
+def test_a_broken_file_without_a_value_is_quarantined(
     make_dataset: MakeDataset, make_traj: Callable[..., Trajectory], fill: Fill, fifo: Path
 ) -> None:
     fill(fifo, [3])
@@ -301,14 +302,14 @@ def test_impossible_priorities_are_refused(
 
 
 class LastTwo(Relabeler):
-    """Keeps the last two transitions, and says how long the whole was."""
+    """Keeps the last two transitions and records the length of the whole."""
 
     def relabel(self, traj: Trajectory, rng: np.random.Generator) -> Trajectory:
         part = traj.slice(len(traj) - 2, len(traj))
         return dataclasses.replace(part, rews=np.full((2, 1), len(traj), np.float32))
 
 
-def test_relabeler_sees_whole_trajectories_and_what_no_policy_saw_is_dropped(
+def test_a_relabeler_sees_whole_trajectories_and_the_extras_of_acting_are_dropped(
     make_dataset: MakeDataset, make_traj: Callable[..., Trajectory], fifo: Path
 ) -> None:
     extras = {name: np.zeros((30, 1)) for name in ("log_probs", "values", "raw_rewards", "option")}

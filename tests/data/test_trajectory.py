@@ -17,7 +17,7 @@ MakeTraj = Callable[..., Trajectory]
 # --- trajectories --------------------------------------------------------------------------------------
 
 
-def test_worked_example_of_alignment(make_traj: MakeTraj) -> None:
+def test_the_worked_example_of_alignment(make_traj: MakeTraj) -> None:
     """o0 -a0-> r1,o1 -a1-> r2,o2 -a2-> r3,o3(terminal)."""
     batch = pad_batch([make_traj(3)])
     assert batch.obs["position"][0, :, 0].tolist() == [0, 1, 2, 3]
@@ -32,7 +32,7 @@ def test_worked_example_of_alignment(make_traj: MakeTraj) -> None:
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (2, 2), (3, 2), (0, 6)])
-def test_slices_outside_are_refused(make_traj: MakeTraj, start: int, stop: int) -> None:
+def test_slices_out_of_range_are_refused(make_traj: MakeTraj, start: int, stop: int) -> None:
     with pytest.raises(ValueError, match=rf"from {start} to {stop} of a trajectory of 5 .*T >= 1.*Fix:"):
         make_traj(5).slice(start, stop)
 
@@ -59,12 +59,10 @@ def test_layouts_of_trajectories(make_traj: MakeTraj) -> None:
         ((1, 1, 1), [[0, 0, 0], [0, 0, 0]], [[1, 1, 1], [1, 1, 1]]),
     ],
 )
-def test_actions_have_one_form_whatever_is_given(
-    make_traj: MakeTraj, nvec: Any, given: Any, rows: Any
-) -> None:
+def test_actions_have_one_form_for_every_input(make_traj: MakeTraj, nvec: Any, given: Any, rows: Any) -> None:
     for dtype in (np.int64, np.int8, np.uint16, *([np.uint8, np.bool_] if np.shape(given) == (2, 3) else [])):
         if nvec == (1, 1, 1) and dtype in (np.uint8, np.bool_):
-            continue  # bytes as wide as A are rows
+            continue  # bytes of width A are taken for one-hot rows
         traj = dataclasses.replace(make_traj(2), actions=np.array(given).astype(dtype), nvec=nvec)
         assert traj.actions.dtype == np.uint8
         np.testing.assert_array_equal(traj.actions, rows)
@@ -75,7 +73,7 @@ def test_actions_have_one_form_whatever_is_given(
         np.testing.assert_array_equal(pad_batch([traj]).actions[0], rows)
 
 
-def test_floats_stay_and_count_as_discrete_where_every_row_is_one_hot(make_traj: MakeTraj) -> None:
+def test_floats_are_kept_and_count_as_discrete_if_every_row_is_one_hot(make_traj: MakeTraj) -> None:
     rows = np.array([[0.5, -1, 0.25], [1, 0, 0]], np.float32)
     continuous = dataclasses.replace(make_traj(2), actions=rows)
     assert continuous.actions is rows
@@ -110,7 +108,7 @@ def test_actions_out_of_range_are_named(make_traj: MakeTraj, nvec: Any, actions:
 
 def test_padding_is_zero_and_outside_the_mask(make_traj: MakeTraj) -> None:
     short = make_traj(2)
-    floats = dataclasses.replace(short, actions=np.eye(3, dtype=np.float32)[:2])  # they may mix with bytes
+    floats = dataclasses.replace(short, actions=np.eye(3, dtype=np.float32)[:2])  # floats may mix with bytes
     batch = pad_batch([floats, make_traj(4, first=10)])
     assert torch.equal(batch.actions[0, :2], torch.eye(3)[:2])
     assert batch.mask[..., 0].tolist() == [[True, True, False, False], [True] * 4]
@@ -150,7 +148,7 @@ def test_a_batch_has_its_own_memory_and_fixed_dtypes(make_traj: MakeTraj) -> Non
         ({"nvec": (2, 1)}, "actions have factors of 2, 1, expected one factor"),
     ],
 )
-def test_windows_of_different_layout_do_not_mix(
+def test_windows_of_different_layouts_do_not_mix(
     make_traj: MakeTraj, changes: dict[str, Any], problem: str
 ) -> None:
     other = make_traj(2, num_actions=changes.get("num_actions", 3), env_name="other")
@@ -162,7 +160,7 @@ def test_windows_of_different_layout_do_not_mix(
         pad_batch([make_traj(2), make_traj(2), dataclasses.replace(other, obs=obs)])
 
 
-def test_a_layout_decides_over_the_first_window_and_dtypes_convert_within_their_kind(
+def test_a_layout_overrides_the_first_window_and_dtypes_convert_within_their_kind(
     make_traj: MakeTraj,
 ) -> None:
     traj = make_traj(2)
@@ -178,7 +176,7 @@ def test_a_layout_decides_over_the_first_window_and_dtypes_convert_within_their_
         pad_batch([])
 
 
-def test_batch_checks_its_fields_and_moves_them_all(make_traj: MakeTraj) -> None:
+def test_a_batch_checks_its_fields_and_moves_them_all(make_traj: MakeTraj) -> None:
     batch = pad_batch([make_traj(3)])
     with pytest.raises(ValueError, match=r"'rews' begins with \(1, 2\).*\(1, 3\).*pad_batch"):
         dataclasses.replace(batch, rews=batch.rews[:, :2])
@@ -194,16 +192,16 @@ def test_batch_checks_its_fields_and_moves_them_all(make_traj: MakeTraj) -> None
 # --- the package ---------------------------------------------------------------------------------------
 
 
-def test_unknown_name_of_the_package() -> None:
+def test_importing_an_unknown_name_is_an_error() -> None:
     with pytest.raises(ImportError, match="cannot import name"):
         from loxodon.data import no_such_name  # noqa: F401
 
 
-def test_a_batch_tells_how_likely_actions_were_where_windows_do(make_traj: MakeTraj) -> None:
+def test_a_batch_has_log_probs_if_its_windows_do(make_traj: MakeTraj) -> None:
     known, odd, unknown = (make_traj(length) for length in (4, 3, 5))
     told = np.arange(-4, 0, dtype=np.float32)[:, None]
     known = dataclasses.replace(known, extras={"log_probs": told})
-    odd = dataclasses.replace(odd, extras={"log_probs": np.zeros((3, 2))})  # somebody's own extra
+    odd = dataclasses.replace(odd, extras={"log_probs": np.zeros((3, 2))})  # an extra with another meaning
     assert pad_batch([odd, unknown]).log_probs is None
     for batch in (pad_batch([odd, known, unknown]), pack_batch([odd, known, unknown], 9)):
         assert batch.log_probs is not None

@@ -1,4 +1,4 @@
-"""What the writer makes of steps: pieces, their order and content, and that nothing finished is lost."""
+"""The writer: its pieces, their order and content; no finished trajectory is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from loxodon.experiment.checkpoint.store import read_values, write_values
 
 
 class FakeRollout:
-    """N environments that observe `1000 * env + a running count` and feed a writer like a collector does."""
+    """N environments that observe `1000 * env + a running count` and feed a writer as a collector does."""
 
     def __init__(self, writer: TrajectoryWriter, num_envs: int, *, is_discrete: bool = True) -> None:
         self.writer, self.num_envs, self.is_discrete = writer, num_envs, is_discrete
@@ -50,7 +50,7 @@ class FakeRollout:
         self.writer.begin(rows, self.obs(), self.rl2s, self.times, names)
 
     def extras(self) -> dict[str, Any]:
-        """What the agent says about the step that begins now: 1000 * env + the running count."""
+        """Extras of the step that begins now: 1000 * env + the running count."""
         log_probs = self.obs()["x"]
         return {"log_probs": log_probs, "samples": np.repeat(log_probs[:, None], 3, 2)}
 
@@ -80,7 +80,7 @@ class FakeRollout:
 
 
 def read_all(folder: Path) -> list[Trajectory]:
-    """All files, in the order in which they were written."""
+    """All files in the order of writing."""
     paths = [path for path in folder.iterdir() if parse_name(path.name)]
     return [
         load_trajectory(path) for path in sorted(paths, key=lambda path: float(path.stem.rsplit("_", 1)[1]))
@@ -91,7 +91,7 @@ def read_all(folder: Path) -> list[Trajectory]:
 
 
 @pytest.mark.parametrize("save_as", FILE_FORMATS)
-def test_episode_is_written_with_the_alignment_of_the_worked_example(tmp_path: Path, save_as: str) -> None:
+def test_an_episode_is_written_with_the_alignment_of_the_worked_example(tmp_path: Path, save_as: str) -> None:
     rollout = FakeRollout(TrajectoryWriter(tmp_path, 2, save_as=save_as), 2)
     for version in (None, 4):  # the policy that acts last counts
         rollout.writer.policy_version = version
@@ -103,7 +103,7 @@ def test_episode_is_written_with_the_alignment_of_the_worked_example(tmp_path: P
     assert traj.obs["x"][:, 0].tolist() == [0, 1, 2, 3]
     assert traj.obs["image"].dtype == np.uint8
     assert traj.time_idxs.tolist() == [[0], [1], [2], [3]]
-    assert traj.actions.tolist() == [[0, 1, 0], [0, 0, 1], [1, 0, 0]]  # as AMAGO 3.x has them
+    assert traj.actions.tolist() == [[0, 1, 0], [0, 0, 1], [1, 0, 0]]  # the form that AMAGO 3.x stores
     assert traj.actions.dtype == np.uint8
     assert traj.rews.tolist() == [[1], [2], [3]]
     assert traj.dones.tolist() == [[False], [False], [True]]
@@ -126,7 +126,7 @@ def test_continuous_actions_and_all_factors_are_stored(tmp_path: Path) -> None:
     writer = TrajectoryWriter(tmp_path / "b", 2, nvec=(2, 3))
     obs, rl2s, times = {"x": np.zeros((2, 1))}, np.zeros((2, 6), np.float32), np.zeros((2, 1), np.int64)
     writer.begin([0, 1], obs, rl2s, times, ["env", "env"])
-    obs["x"] += 5  # arrays may be reused by the caller
+    obs["x"] += 5  # callers may reuse arrays
     no = np.zeros(2, np.bool_)
     writer.add(np.array([[1, 2], [0, 1]]), np.zeros(2, np.float32), no, ~no, obs, rl2s, times + 1)
     obs["x"] += 5
@@ -140,7 +140,7 @@ def test_continuous_actions_and_all_factors_are_stored(tmp_path: Path) -> None:
     ("save_every", "steps", "lengths"),
     [
         ((3, 3), 8, {3, 2}),
-        ((2, 2), 4, {2}),  # the episode ends at the limit, which makes one piece
+        ((2, 2), 4, {2}),  # the episode ends at the limit, so there is one piece
         ((2, 5), 300, {1, 2, 3, 4, 5}),
         (None, 701, {701}),
     ],
@@ -153,7 +153,7 @@ def test_pieces_of_a_long_episode_overlap_by_one_timestep(
     for step in range(steps):
         rollout.add(terminated=(0, 1) if step == steps - 1 else ())
     writer.close()
-    assert writer._capacity == (1024 if save_every is None else 128)  # only as far as a piece needs
+    assert writer._capacity == (1024 if save_every is None else 128)  # no larger than a piece needs
     found = set()
     for row in range(2):
         pieces = [traj for traj in read_all(tmp_path) if traj.env_name == f"env{row}"]
@@ -170,12 +170,12 @@ def test_pieces_of_a_long_episode_overlap_by_one_timestep(
     assert found == lengths or (steps == 300 and found >= {2, 3, 4, 5})
 
 
-def test_flushing_and_forced_resets_keep_what_was_running(tmp_path: Path) -> None:
+def test_flushing_and_forced_resets_keep_running_pieces(tmp_path: Path) -> None:
     writer = TrajectoryWriter(tmp_path, 2)
     rollout = FakeRollout(writer, 2)
-    writer.flush_partial()  # nothing to write yet
+    writer.flush_partial()  # there is nothing to write yet
     rollout.add()
-    rollout.add(terminated=(0,))  # env 0 begins anew, without a transition
+    rollout.add(terminated=(0,))  # env 0 restarts without a transition
     writer.flush_partial()
     writer.wait()
     assert sorted(len(traj) for traj in read_all(tmp_path)) == [2, 2]
@@ -189,7 +189,7 @@ def test_flushing_and_forced_resets_keep_what_was_running(tmp_path: Path) -> Non
     assert len(read_all(tmp_path)) == 4
 
 
-def test_rows_that_took_no_step_leave_no_trace(tmp_path: Path) -> None:
+def test_rows_without_a_step_leave_no_trace(tmp_path: Path) -> None:
     rollout = FakeRollout(TrajectoryWriter(tmp_path, 2), 2)
     rollout.add(extras=rollout.extras())
     rollout.add(extras=rollout.extras(), ignored=np.array([False, True]))  # env 1 was only reset
@@ -202,13 +202,13 @@ def test_rows_that_took_no_step_leave_no_trace(tmp_path: Path) -> None:
     assert found == {"env0": [0, 1, 2], "env1": [1000, 1002]}
 
 
-def test_pieces_end_where_extras_begin_and_extras_stay_the_same(tmp_path: Path) -> None:
+def test_pieces_end_where_extras_begin_and_the_names_of_extras_are_fixed(tmp_path: Path) -> None:
     rollout = FakeRollout(TrajectoryWriter(tmp_path, 2), 2)
     with pytest.raises(ValueError, match=r"This step has the extras .* expected are .*Fix: let the agent"):
         rollout.add(extras={"values": np.zeros((3, 1))})
     rollout.count, rollout.times[:] = 0, 0
     rollout.add(extras={})
-    rollout.add(terminated=(0,))  # env 0 has no transition when they begin
+    rollout.add(terminated=(0,))  # env 0 has no transition when extras begin
     for _ in range(2):
         rollout.add(extras=rollout.extras())
     for wrong in (None, {"log_probs": np.zeros((2, 1))}, {**rollout.extras(), "values": np.zeros((2, 1))}):
@@ -226,7 +226,7 @@ def test_pieces_end_where_extras_begin_and_extras_stay_the_same(tmp_path: Path) 
     np.testing.assert_array_equal(rest.obs["x"][0], other.obs["x"][-1])
 
 
-def test_mistakes_of_a_caller_are_named(tmp_path: Path) -> None:
+def test_caller_errors_are_named(tmp_path: Path) -> None:
     rollout = FakeRollout(TrajectoryWriter(tmp_path, 2), 2)
     rollout.writer = TrajectoryWriter(tmp_path, 2)
     rollout.writer.begin([0], rollout.obs(), rollout.rl2s, rollout.times, ["a", "b"])
@@ -262,14 +262,14 @@ def test_one_seed_gives_one_sequence_of_ids_and_lengths(tmp_path: Path) -> None:
     assert first[1] != other[1]
     state = run(tmp_path / "d", 1, num_updates=10)[2]
     one, same = run(tmp_path / "e", 1, state=state), run(tmp_path / "f", 1, state=state)
-    assert one[:2] == same[:2]  # a restored writer goes on
+    assert one[:2] == same[:2]  # a restored writer continues
     assert not set(one[0]) & set(first[0][:3])
     run(tmp_path / "g", 1, state={**state, "last_time_us": 4_000_000_000_000_000})
     assert all(float(path.stem.rsplit("_", 1)[1]) > 4e9 for path in (tmp_path / "g").glob("*.npz"))
 
 
 class Clock:
-    """Stands for time.time_ns; jumps when told to."""
+    """Replaces time.time_ns; tests can make it jump."""
 
     def __init__(self) -> None:
         self.now_ns, self.tick_ns = 1_800_000_000 * 10**9, 1000
@@ -286,7 +286,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return fake
 
 
-def test_a_clock_that_jumps_does_not_make_the_newest_go_first(
+def test_a_clock_that_jumps_does_not_get_the_newest_files_deleted(
     make_dataset: Callable[..., DiskTrajDataset], clock: Clock
 ) -> None:
     dataset, written = make_dataset(dset_max_size=2), []
@@ -294,7 +294,7 @@ def test_a_clock_that_jumps_does_not_make_the_newest_go_first(
     assert folder is not None
     for seed in range(3):  # between runs
         writer = TrajectoryWriter(folder, 1, seed=seed)
-        for _ in range(2):  # and during a run
+        for _ in range(2):  # and within a run
             before = {path.name for path in folder.iterdir()}
             FakeRollout(writer, 1).add(terminated=(0,))
             writer.wait()
@@ -306,7 +306,7 @@ def test_a_clock_that_jumps_does_not_make_the_newest_go_first(
     assert {path.name for path in folder.iterdir()} == set(written[-2:])
 
 
-def test_writers_with_one_clock_never_share_a_time(tmp_path: Path, clock: Clock) -> None:
+def test_writers_that_share_a_clock_never_share_a_time(tmp_path: Path, clock: Clock) -> None:
     shared, clock.tick_ns = WritingClock(), 0
     rollouts = [FakeRollout(TrajectoryWriter(tmp_path, 1, seed=i, clock=shared), 1) for i in range(2)]
     for rollout in rollouts * 2:
@@ -320,7 +320,7 @@ def test_writers_with_one_clock_never_share_a_time(tmp_path: Path, clock: Clock)
 
 
 @pytest.mark.parametrize("num_updates", [0, 3, 300])
-def test_running_pieces_go_on_in_another_writer(tmp_path: Path, num_updates: int) -> None:
+def test_running_pieces_continue_in_another_writer(tmp_path: Path, num_updates: int) -> None:
     whole = FakeRollout(TrajectoryWriter(tmp_path / "whole", 3, save_every=(2, 260), seed=3), 3)
     for i in range(num_updates):
         whole.add(terminated=(0,) if i % 7 == 0 else ())
@@ -343,7 +343,7 @@ def test_running_pieces_go_on_in_another_writer(tmp_path: Path, num_updates: int
         np.testing.assert_array_equal(one.actions, other.actions)
 
 
-def test_running_pieces_that_nobody_goes_on_with_are_stored_once(tmp_path: Path) -> None:
+def test_running_pieces_that_are_not_continued_are_stored_once(tmp_path: Path) -> None:
     first = FakeRollout(TrajectoryWriter(tmp_path / "first", 2), 2)
     first.writer.policy_version = 4
     first.add()
@@ -368,7 +368,7 @@ def save(state: Any, path: Path) -> Path:
     return path
 
 
-# --- what cannot be written ----------------------------------------------------------------------------
+# --- write errors --------------------------------------------------------------------------------------
 
 
 def add_forever(rollout: FakeRollout) -> None:
@@ -380,12 +380,12 @@ def disk_full(*_: Any, **__: Any) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_full_disk_surfaces_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = TrajectoryWriter(tmp_path, 1, save_every=(1, 1))
     rollout = FakeRollout(writer, 1)
     with monkeypatch.context() as patch:
         patch.setattr(writer_module, "save_trajectory", disk_full)
-        for _ in range(2):  # a later call tries again, and says so again
+        for _ in range(2):  # a later call tries again and raises again
             with pytest.raises(OSError, match=rf"not be written to {tmp_path}.*No space left.*Fix:"):
                 add_forever(rollout)
         with pytest.raises(OSError, match=rf"{rollout.count} finished trajectories are in memory only"):
@@ -396,15 +396,15 @@ def test_full_disk_surfaces_and_loses_nothing(tmp_path: Path, monkeypatch: pytes
     folder.rename(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(writer_module, "save_trajectory", lambda *_, **__: {}["of our own"])
-        with pytest.raises(KeyError, match="of our own"):  # other errors surface as they are
+        with pytest.raises(KeyError, match="of our own"):  # other errors are not wrapped
             writer.wait()
     writer.close()
-    # The steps given to the calls that raised are among them.
+    # The steps passed to the calls that raised are among them.
     assert [traj.rews[0, 0] for traj in read_all(tmp_path)] == list(range(1, rollout.count + 1))
     assert list(tmp_path.glob("*.tmp")) == []
 
 
-def test_slow_disk_holds_the_caller_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk_blocks_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     may_write = threading.Event()
     most_pending = 0
 
@@ -447,7 +447,7 @@ raise SystemExit(3)
 
 
 @pytest.mark.slow
-def test_program_that_ends_early_still_writes_what_was_finished(
+def test_a_program_that_ends_early_still_writes_finished_trajectories(
     tmp_path: Path, run_python: Callable[..., int]
 ) -> None:
     assert run_python(_ABANDONED, str(tmp_path)) == 3

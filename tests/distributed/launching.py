@@ -1,4 +1,4 @@
-"""Starts processes that train together on this machine's CPU, and finds them."""
+"""Processes that train together on this machine's CPU: starting, observing and ending them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ main({folder!r})
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """A free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -35,7 +35,7 @@ def free_port() -> int:
 
 
 def start(words: Sequence[str], log: Path, **environment: str) -> subprocess.Popen[str]:
-    """A Python process of a session of its own, which prints to this file."""
+    """Start a Python process in a session of its own; its output goes to this file."""
     with log.open("w") as out:
         return subprocess.Popen(
             [sys.executable, *words],
@@ -48,7 +48,7 @@ def start(words: Sequence[str], log: Path, **environment: str) -> subprocess.Pop
 
 
 def start_pair(words: Sequence[str], logs: Sequence[Path]) -> list[subprocess.Popen[str]]:
-    """Two processes that train together, as a launcher would start them."""
+    """Start two processes that train together, as a launcher would."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2")
     return [
@@ -57,11 +57,11 @@ def start_pair(words: Sequence[str], logs: Sequence[Path]) -> list[subprocess.Po
 
 
 def run_scenarios(folder: Path) -> None:
-    """Run all scenarios in two processes; it fails if one of them does."""
+    """Run all scenarios in two processes; fails if one of them does."""
     code = _BOOTSTRAP.format(tests=str(ROOT / "tests"), folder=str(folder))
     logs = [folder / f"out_{rank}.txt" for rank in range(2)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess, "Popen", ForkedPopen)  # as for tests that are marked `forked`
+        patch.setattr(subprocess, "Popen", ForkedPopen)  # like tests that are marked `forked`
         processes = start_pair(["-c", code], logs)
     deadline_s = time.monotonic() + 200
     try:
@@ -77,28 +77,28 @@ def run_scenarios(folder: Path) -> None:
 
 
 class Run:
-    """Processes of one run through the front door."""
+    """The processes of one run, started through the command line."""
 
     def __init__(self, folder: Path, config: str = "tmaze", settings: Sequence[str] = ()) -> None:
         self.folder, self._logs = folder, dict[subprocess.Popen[str], Path]()
         self._config, self._settings = config, settings or SETTINGS
 
     def learn(self, *words: str, mode: str = "learn") -> list[subprocess.Popen[str]]:
-        """The processes that train, by rank."""
+        """Start the processes that train; returns them by rank."""
         logs = [self._new_log(), self._new_log("_1")]
         pair = start_pair([*self._command(mode), *words], logs)
         self._logs |= zip(pair, logs, strict=True)
         return pair
 
     def launch(self, *words: str, mode: str = "learn") -> subprocess.Popen[str]:
-        """The same under `accelerate launch`."""
+        """Start the same processes with `accelerate launch`."""
         launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
         quiet = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
         port = ["--main_process_port", str(free_port())]
         return self._start([*launcher, *quiet, *port, *self._command(mode), *words])
 
     def collect(self) -> subprocess.Popen[str]:
-        """A collecting process."""
+        """Start a collecting process."""
         return self._start(self._command("collect"))
 
     def _command(self, mode: str) -> list[str]:
@@ -119,7 +119,7 @@ class Run:
         return process
 
     def text(self, process: subprocess.Popen[str]) -> str:
-        """What a process and its children have printed so far."""
+        """The output so far of a process and its children."""
         return self._logs[process].read_text()
 
     def wait_for(self, condition: Callable[[], object], *alive: subprocess.Popen[str]) -> None:
@@ -132,7 +132,7 @@ class Run:
             time.sleep(0.05)
 
     def end_of(self, process: subprocess.Popen[str]) -> int:
-        """Exit status of a process that ends within the limit."""
+        """The exit status of a process that ends within the limit."""
         self.wait_for(lambda: process.poll() is not None)
         return int(process.returncode)
 

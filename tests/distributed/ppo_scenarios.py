@@ -1,4 +1,4 @@
-"""What the processes of on-policy tests do; and in the test itself, for comparison."""
+"""Scenarios of the on-policy tests, run by their processes, and by the test itself for comparison."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class Scripted(RandomLengths):
-    """An env whose course depends on its number alone; the first numbers have short episodes."""
+    """An env whose episodes depend only on its number; the first numbers have short episodes."""
 
     def __init__(self, number: int) -> None:
         super().__init__(longest=2 + 3 * number)
@@ -74,7 +74,7 @@ def scripted_envs(numbers: tuple[int, ...], mode: str) -> gym.vector.VectorEnv[A
 
 @contextmanager
 def scripted_actions(rows: slice) -> Iterator[None]:
-    """The actions of all envs are the same however many processes there are."""
+    """The actions of all envs are the same for any number of processes."""
     rng = np.random.default_rng(5)
 
     def sample(self: Categorical) -> Tensor:
@@ -112,7 +112,7 @@ def train(
     prepare: Callable[[PPOLearner], None] = lambda learner: None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Everything that several rollouts of scripted envs lead to."""
+    """The state after several rollouts of scripted envs, and the metrics on the way."""
     agent, learner, collector, rows = make_pair(rank, world, case, **settings)
     prepare(learner)
     if case.get("spoils"):
@@ -142,12 +142,12 @@ def _spoil_once(learner: PPOLearner, is_here: bool) -> None:
 
 
 def equality(rank: int, world: int) -> dict[str, Any]:
-    """All forms of training."""
+    """Results of all forms of training."""
     return {name: train(rank, world, case) for name, case in CASES.items()}
 
 
 class _Lying:
-    """Replaces the KL divergence of this process; and remembers the weights before every step."""
+    """Replaces the KL divergence of this process and records the weights before every step."""
 
     def __init__(self, kl_per_call: float, learner: PPOLearner) -> None:
         self.kl_per_call, self.learner, self.calls = kl_per_call, learner, 0
@@ -163,7 +163,7 @@ class _Lying:
 
 
 def early_stop(rank: int, scope: str) -> dict[str, Any]:
-    """The second process's policy is too far from the second minibatch on, that of both from the third on."""
+    """The KL of process 1 is too large from the second minibatch on, and the mean KL from the third on."""
     agent, learner, collector, rows = make_pair(
         rank, 2, CASES["gru"] | {"learner": {}}, minibatches=2, target_kl=0.02, stop_scope=scope
     )
@@ -176,7 +176,7 @@ def early_stop(rank: int, scope: str) -> dict[str, Any]:
 
 
 def uneven(rank: int) -> dict[str, Any]:
-    """Rollouts that fall into many pieces in one process and into few in the other."""
+    """Rollouts with many pieces in one process and few in the other."""
     found = {}
     for name, encoder, minibatches in (("many", GRU, 2), ("too few", IdentityTrajEncoder, 2 * NUM_STEPS)):
         counts: list[int] = []
@@ -187,7 +187,7 @@ def uneven(rank: int) -> dict[str, Any]:
 
 
 def _count(counts: list[int], learner: PPOLearner) -> None:
-    """Note how many pieces each rollout falls into."""
+    """Record the number of pieces of each rollout."""
     cut = learner._pieces
 
     def counted(tensors: Any) -> Any:
@@ -199,7 +199,7 @@ def _count(counts: list[int], learner: PPOLearner) -> None:
 
 
 def everything(rank: int) -> dict[str, Any]:
-    """All of it."""
+    """Results of all scenarios."""
     return {
         "equality": equality(rank, 2),
         "epoch": early_stop(rank, "epoch"),

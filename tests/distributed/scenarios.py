@@ -1,4 +1,4 @@
-"""What the processes of the tests do, all in one group; and in the tests themselves, for comparison."""
+"""Scenarios of the tests, run by their group of processes, and by the tests themselves for comparison."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ NUM_UPDATES = 5
 
 
 class PushingEnv(CountingEnv):
-    """As its base, with two continuous actions."""
+    """CountingEnv with two continuous actions."""
 
     action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
 class Masking(Experiment):
-    """Lets other losses count than the batch says, for actor and critics apart."""
+    """Changes the masks of actor, critics and extra losses in different ways."""
 
     def edit_actor_mask(self, batch: Batch, actor_loss: torch.Tensor, pad_mask: torch.Tensor) -> torch.Tensor:
         return pad_mask & (batch.time_idxs[:, :-1, None] < 3)
@@ -65,7 +65,7 @@ def make_trajectory(length: int, seed: int, is_discrete: bool) -> Trajectory:
     actions = rng.integers(3, size=(length, 1)) if is_discrete else rng.uniform(-0.9, 0.9, (length, 2))
     width = 3 if is_discrete else 2
     return Trajectory(
-        # far from zero, where sums of squares in float32 would lose the variance
+        # Far from zero, sums of squares in float32 would lose the variance.
         obs={"observation": (500.0 + 3.0 * rng.standard_normal((length + 1, 2))).astype(np.float32)},
         rl2s=rng.standard_normal((length + 1, 1 + width)).astype(np.float32),
         time_idxs=np.arange(length + 1)[:, None],
@@ -76,7 +76,7 @@ def make_trajectory(length: int, seed: int, is_discrete: bool) -> Trajectory:
 
 
 def store_trajectories(folder: Path) -> None:
-    """Twenty files of a dataset."""
+    """Write twenty files of a dataset."""
     folder.mkdir(parents=True)
     for i in range(20):
         traj = make_trajectory(5 + i % 3, i, is_discrete=True)
@@ -84,7 +84,7 @@ def store_trajectories(folder: Path) -> None:
 
 
 def make_learning(folder: Path, is_discrete: bool = True, **changes: Any) -> Experiment:
-    """An experiment with a real agent whose losses draw nothing at random, and no environments."""
+    """An experiment without environments, with a real agent whose losses draw no random numbers."""
     parts = recommended(
         values=SummedValues(beta=0.1, start=StartAtReward()),
         loss_weights=WeighByReward(beta=0.1),
@@ -97,13 +97,13 @@ def make_learning(folder: Path, is_discrete: bool = True, **changes: Any) -> Exp
         "mode": "learn",
         "grad_clip": 0.5,
         "learning_rate": 1e-3,
-        "AdamW.eps": 1e-3,  # or gradients that are only rounding make full steps
+        "AdamW.eps": 1e-3,  # otherwise gradients that are only rounding make full steps
     }
     return learning(folder, **{**settings, **changes})
 
 
 def share(batches_per_update: int, update: int, rank: int, world: int, is_discrete: bool) -> list[Batch]:
-    """The micro-batches of one process; those of all processes together are the same for every world."""
+    """The micro-batches of one process; together, all processes have the same ones in every world."""
     trajs = [make_trajectory(n, 100 * update + i, is_discrete) for i, n in enumerate(LENGTHS)]
     own = trajs[rank * len(trajs) // world : (rank + 1) * len(trajs) // world]
     size = len(own) // batches_per_update
@@ -117,7 +117,7 @@ def train(
     kind: type[Experiment] = Experiment,
     **changes: Any,
 ) -> dict[str, Any]:
-    """Gradients of the first update, everything after five, and the figures on the way."""
+    """Gradients of the first update, the state after five, and the metrics on the way."""
     exp = make_learning(folder, is_discrete, kind=kind, **changes)
     rank, world = exp.accelerator.process_index, exp.accelerator.num_processes
     clip, gradients = exp.accelerator.clip_grad_norm_, []
@@ -159,17 +159,17 @@ FORMS: dict[str, tuple[bool, type[Experiment], dict[str, Any]]] = {
 
 
 def updates(folder: Path) -> dict[str, Any]:
-    """All forms of training: kinds of actions and of masks, and batches per update."""
+    """Results of all forms of training: kinds of actions and masks, and batches per update."""
     found = {
         name: train(folder / f"run-{name}", is_discrete, int(name[-1]), kind, **changes)
         for name, (is_discrete, kind, changes) in FORMS.items()
     }
-    gin.clear_config()  # of the optimizer's settings, which are not those of the next test
+    gin.clear_config()  # the optimizer settings of this scenario are not those of the next test
     return found
 
 
 def _skipped(folder: Path, rank: int) -> dict[str, Any]:
-    """A gradient that overflows in one process and one micro-batch only, with a scaler as for fp16."""
+    """The gradient of one micro-batch overflows in one process only; there is a scaler, as for fp16."""
     exp = make_learning(folder / "skipped")
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     exp.accelerator.scaler = scaler
@@ -194,7 +194,7 @@ def _skipped(folder: Path, rank: int) -> dict[str, Any]:
 
 
 def _guarded(folder: Path, rank: int) -> dict[str, Any]:
-    """Frozen critics, and in the second update a gradient that is not finite in one process only."""
+    """The critics are frozen, and the gradient of the second update is not finite in one process only."""
     freeze = partial(ParamFreezer, ("critics",))
     exp = make_learning(folder / "guarded", **{"Learner.on_nan": "skip"}, callbacks=[freeze])
     backward, spoils = exp.accelerator.backward, [False, rank == 1, False]
@@ -209,7 +209,7 @@ def _guarded(folder: Path, rank: int) -> dict[str, Any]:
 
 
 def _stopped_by_nan(folder: Path, rank: int) -> str:
-    """What each process reports when the batch of one has a reward that is NaN."""
+    """The error of each process if the batch of one has a NaN reward."""
     exp = make_learning(folder / "nan", **{"Learner.on_nan": "stop"})
     exp.policy.train()
     (batch,) = share(1, 0, rank, 2, True)
@@ -223,7 +223,7 @@ def _stopped_by_nan(folder: Path, rank: int) -> str:
 
 
 def _stored_envs(folder: Path) -> list[dict[str, Any]]:
-    """Where the rollout of this process stands when it is saved, and in a resumed run."""
+    """The position of this process's rollout when it is saved, and in a resumed run."""
     found = []
     for _ in range(2):
         exp = make_learning(
@@ -245,7 +245,7 @@ def _stored_envs(folder: Path) -> list[dict[str, Any]]:
 
 
 def _empty(folder: Path, rank: int) -> dict[str, Any]:
-    """A single timestep counts, in one process."""
+    """Only a single timestep of one process counts."""
     exp = make_learning(folder / "empty", grad_clip=1e9)
     exp.edit_actor_mask = exp.edit_critic_mask = lambda batch, loss, mask: (
         mask & (torch.arange(mask.numel()).view(mask.shape) == (0 if rank == 0 else -1))
@@ -257,7 +257,7 @@ def _empty(folder: Path, rank: int) -> dict[str, Any]:
 
 
 class OwnBufferAgent(Agent):
-    """Has a statistic that nobody merges."""
+    """Has a statistic that is not merged between processes."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -268,7 +268,7 @@ def _buffers(folder: Path, rank: int) -> list[float]:
     """A statistic of each process after an update."""
     exp = make_learning(folder / "buffers", agent_type=partial(OwnBufferAgent, num_critics=2))
     exp.policy.train()
-    exp.policy.own.fill_(float(rank))  # DDP has made them alike when it was built
+    exp.policy.own.fill_(float(rank))  # DDP made them equal at construction
     exp.train_step(share(1, 0, rank, 2, True))
     values: list[float] = exp.policy.own.tolist()
     return values
@@ -284,7 +284,7 @@ def _unused(folder: Path, rank: int) -> str:
 
 
 def _episodes(exp: Experiment, rank: int) -> dict[str, float]:
-    """Process 0 has ended three episodes, process 1 one, of two envs."""
+    """Process 0 has finished three episodes; process 1 has finished one episode of each of two envs."""
     own = Histories.create(1)
     for value in [1.0, 2.0, 3.0] if rank == 0 else [9.0]:
         own.returns.add_step(np.array([value]), np.array([True]), ["a"])
@@ -295,7 +295,7 @@ def _episodes(exp: Experiment, rank: int) -> dict[str, float]:
 
 
 def _stops(exp: Experiment, rank: int) -> int:
-    """At which update the processes stop when one of them is asked before its fourth."""
+    """The update at which the processes stop if one of them is asked to before its fourth."""
     count = 0
     watch = StopWatch(lambda: rank == 1 and count >= 4, exp.accelerator)
     while not watch.after_update():
@@ -305,7 +305,7 @@ def _stops(exp: Experiment, rank: int) -> int:
 
 
 def _windows(folder: Path) -> dict[str, Any]:
-    """Windows that this process draws from a folder both share, and what it may do to the folder."""
+    """Windows that this process draws from a shared folder, and its rights there."""
     exp = make_learning(
         folder / "windows", dataset=DiskTrajDataset(str(folder), "data", sampler=PrioritySampler(1.0))
     )
@@ -325,7 +325,7 @@ def _windows(folder: Path) -> dict[str, Any]:
 
 
 def agreements(folder: Path) -> dict[str, Any]:
-    """All the rest that processes have to agree on."""
+    """Results of everything else that processes have to agree on."""
     exp = make_learning(folder / "any")
     rank = exp.accelerator.process_index
     own = {"q": float(rank), "q_max": float(rank), "q_min": float(rank), "n": 1.0 + rank, "loss": float(rank)}
@@ -340,12 +340,13 @@ def agreements(folder: Path) -> dict[str, Any]:
         "episodes": _episodes(exp, rank),
         "stops": _stops(exp, rank),
         "windows": _windows(folder),
-        "unused": _unused(folder, rank),  # last: its processes no longer wait for the same things
+        # last, because its processes no longer wait for the same collectives
+        "unused": _unused(folder, rank),
     }
 
 
 def _stopped_in(phase: str, folder: Path) -> dict[str, Any]:
-    """A run of both modes in which one process is told to stop in the second epoch's `phase`."""
+    """A run in mode `both`, one process of which receives SIGTERM in `phase` of the second epoch."""
     exp = make_experiment(folder / phase, epochs=50, ckpt_interval=None, train_timesteps_per_epoch=7)
     exp.start()
     owner, name = {
@@ -369,13 +370,13 @@ def _stopped_in(phase: str, folder: Path) -> dict[str, Any]:
 
 
 def stops(folder: Path) -> dict[str, Any]:
-    """Runs that one process was told to stop, at different moments."""
+    """Runs of which one process is asked to stop, at different moments."""
     found = {phase: _stopped_in(phase, folder) for phase in ("evaluating", "collecting", "learning")}
     return {**found, "requested": _requested(folder)}
 
 
 def _requested(folder: Path) -> dict[str, Any]:
-    """A run whose second process asks for its end in the second epoch."""
+    """A run whose second process requests the end in the second epoch."""
 
     class Asking(Callback):
         def after_train(self, exp: Experiment) -> None:
@@ -391,20 +392,14 @@ def _requested(folder: Path) -> dict[str, Any]:
 
 
 def pretraining(folder: Path) -> dict[str, Any]:
-    """Weights before the first epoch, by method: of a stage that trains, and from the cache."""
-    found = {}
-    for method in ("bc", "off_policy"):
-        small = {"num_batches": 6, "method": method, "cache_dir": str(folder / method)}
-        for place in ("trained", "cached"):
-            agent = partial(PPOAgent, share_encoder=False, value_norm="popart")
-            exp = make_ppo(folder / place, agent_type=agent, callbacks=[stage(**small)])
-            found[f"{method}-{place}"] = pretrained(exp)
-    return found
+    """Weights before the first epoch."""
+    agent = partial(PPOAgent, share_encoder=False, value_norm="popart")
+    return pretrained(make_ppo(folder / "taught", agent_type=agent, callbacks=[stage(num_batches=6)]))
 
 
 def main(folder: str) -> None:
     """Run all scenarios in this process and keep what they return."""
-    PartialState(cpu=True, timeout=timedelta(seconds=45))  # for which a rank waits for one that hangs
+    PartialState(cpu=True, timeout=timedelta(seconds=45))  # the time that a rank waits for one that hangs
     rank, path = int(os.environ["RANK"]), Path(folder)
     scenarios = {
         "updates": lambda: updates(path),

@@ -1,4 +1,4 @@
-"""What processes that train together agree on: skipped steps, figures, stops, rights."""
+"""Agreements between processes that train together: skipped steps, metrics, stops, rights."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def agreed(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [rank["agreements"] for rank in ranks]
 
 
-def test_a_gradient_that_is_not_finite_in_one_process_leaves_the_update_out_in_all(agreed: Any) -> None:
+def test_a_gradient_that_is_not_finite_in_one_process_skips_the_update_in_all(agreed: Any) -> None:
     first, second = (rank["guarded"] for rank in agreed)
     assert first["counts"] == second["counts"] == (2, 1)
     for before, after, is_skipped in zip(first["states"], first["states"][1:], (0, 1, 0), strict=False):
         moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
         assert bool(moved) != bool(is_skipped)
-        assert not any(name.startswith("critics.") for name in moved)  # they are frozen
+        assert not any(name.startswith("critics.") for name in moved)  # the critics are frozen
     for name, value in first["states"][-1].items():
         assert torch.isfinite(value).all()
         assert torch.equal(value, second["states"][-1][name]), name
 
 
-def test_all_processes_stop_where_one_meets_nan(agreed: Any) -> None:
+def test_all_processes_stop_if_one_meets_nan(agreed: Any) -> None:
     first, second = (rank["nan"] for rank in agreed)
     assert "made: the losses of another process are not finite; the batch is finite" in first, first
     assert re.search(r"made: the critic loss is nan.*batch's rews.*update_0_process1.pt", second)
@@ -69,18 +69,18 @@ def test_a_process_without_any_timestep_does_not_change_the_mean(agreed: Any) ->
     assert agreed[0]["empty"]["Loss"] > 0
 
 
-def test_figures_are_weighted_by_timesteps(agreed: Any) -> None:
+def test_metrics_are_weighted_by_timesteps(agreed: Any) -> None:
     expected = {"q": 0.25, "q_max": 1.0, "q_min": 0.0, "n": 3.0, "loss": 0.5}
     assert agreed[0]["metrics"] == agreed[1]["metrics"] == expected
 
 
-def test_every_episode_weighs_the_same_whoever_played_it(agreed: Any) -> None:
+def test_every_episode_has_the_same_weight_in_any_process(agreed: Any) -> None:
     assert agreed[0]["episodes"] == agreed[1]["episodes"]
     episodes = agreed[0]["episodes"]
     assert episodes["collect/episodes"] == 5
     assert episodes["collect/return/a"] == pytest.approx(15 / 4)
-    assert episodes["collect/return"] == pytest.approx((15 / 4 + 50) / 2)  # of the means of both envs
-    assert episodes["collect/return_p20"] == pytest.approx(1.8)  # of 1, 2, 3, 9, 50
+    assert episodes["collect/return"] == pytest.approx((15 / 4 + 50) / 2)  # the mean over both envs
+    assert episodes["collect/return_p20"] == pytest.approx(1.8)  # returns are 1, 2, 3, 9, 50
     assert episodes["collect/success"] == 0.5
 
 
@@ -95,7 +95,7 @@ def test_processes_draw_different_windows_and_one_may_delete(agreed: Any) -> Non
     assert (first["may_delete"], second["may_delete"]) == (True, False)
 
 
-def test_a_signal_to_one_process_in_any_phase_stops_all_at_one_place(ranks: Any) -> None:
+def test_a_signal_to_one_process_in_any_phase_stops_all_at_the_same_point(ranks: Any) -> None:
     for phase in ("evaluating", "collecting", "learning"):
         stopped = [rank["stops"][phase] for rank in ranks]
         assert [one["code"] for one in stopped] == [0, 0], phase
@@ -103,7 +103,7 @@ def test_a_signal_to_one_process_in_any_phase_stops_all_at_one_place(ranks: Any)
         assert stopped[0]["saved"] == [1], phase
 
 
-def test_an_end_that_one_process_asks_for_comes_after_the_same_epoch_in_all(ranks: Any) -> None:
+def test_a_stop_requested_by_one_process_takes_effect_after_the_same_epoch_in_all(ranks: Any) -> None:
     for rank in ranks:
         assert rank["stops"]["requested"] == {"epoch": 2, "finished": False, "saved": [1]}
 

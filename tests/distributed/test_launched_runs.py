@@ -56,7 +56,8 @@ def test_a_signal_to_one_learner_stops_all_and_the_death_of_one_ends_the_others(
     assert "--resume" in text
     (state,) = states(tmp_path)
     assert {path.name for path in state.iterdir()} >= {"COMPLETE", "rank_0.pt", "rank_1.pt"}
-    assert len(list((tmp_path / "pair" / "logs").glob("metrics*.jsonl"))) == 2  # learners, collector
+    # one of the learners, one of the collector
+    assert len(list((tmp_path / "pair" / "logs").glob("metrics*.jsonl"))) == 2
 
     epoch, done, before = int(state.name.rpartition("_")[2]), max(updates(tmp_path)), len(records(tmp_path))
     more = run.learn("--resume")
@@ -70,7 +71,7 @@ def test_a_signal_to_one_learner_stops_all_and_the_death_of_one_ends_the_others(
     assert collector.poll() is None
 
 
-def test_an_on_policy_run_keeps_what_each_process_has_goes_on_from_it_and_minds_ctrl_c(
+def test_an_on_policy_run_continues_with_the_state_of_each_process_and_stops_on_ctrl_c(
     tmp_path: Path,
 ) -> None:
     run = Run(tmp_path, "ppo/cartpole", ON_POLICY)
@@ -78,9 +79,9 @@ def test_an_on_policy_run_keeps_what_each_process_has_goes_on_from_it_and_minds_
     assert [run.end_of(learner) for learner in first] == [0, 0], run.text(first[0])
     second = run.launch("--resume", "Experiment.epochs=100000", mode="both")
     run.wait_for(lambda: any(one["epoch"] >= 3 for one in records(tmp_path)), second)
-    os.killpg(second.pid, signal.SIGINT)  # as a terminal does: to the launcher and to its children
+    os.killpg(second.pid, signal.SIGINT)  # a terminal sends it to the launcher and to its children
     run.end_of(second)
-    assert "Stopped by SIGINT" in run.text(second)  # and saved, although it arrives twice
+    assert "Stopped by SIGINT" in run.text(second)  # it is saved although the signal arrives twice
 
     for state in states(tmp_path):
         epochs = read_values(state / "shared.pt")["progress"]["epoch"]
@@ -88,12 +89,13 @@ def test_an_on_policy_run_keeps_what_each_process_has_goes_on_from_it_and_minds_
         own = [rank["reward_normalizer"].pop("accumulators") for rank in ranks]
         assert [len(one) for one in own] == [2, 2]
         assert ranks[0] == ranks[1]
-        # all steps of all processes; the last rollout may have been counted when its updates were interrupted
+        # The count covers all processes; it may include a last rollout whose updates were interrupted.
         assert ranks[0]["reward_normalizer"]["count"] in (epochs * 8 * 4, (epochs + 1) * 8 * 4)
     assert len(states(tmp_path)) > 1
 
     lines = [record for record in records(tmp_path) if "ppo/loss" in record]
-    assert [line["gradient_steps"] for line in lines[:3]] == [4, 8, 12]  # the third after the resumption
+    # the third one follows the resumption
+    assert [line["gradient_steps"] for line in lines[:3]] == [4, 8, 12]
     for line in lines[:3]:
         assert line["ppo/initial_logratio_abs_max"] < line["ppo/initial_logratio_rounding_max"]
-        assert line["ppo/batch_timesteps"] == 16  # of both processes
+        assert line["ppo/batch_timesteps"] == 16  # the sum over both processes

@@ -1,4 +1,4 @@
-"""On-policy training in two processes is that of one process with all envs, and they never part."""
+"""On-policy training in two processes equals one process with all envs, and the two never diverge."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def both(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
-    """What one process gets."""
+    """The results of one process."""
     return equality(0, 1)
 
 
@@ -54,33 +54,35 @@ def test_weights_and_statistics_are_those_of_one_process_with_all_envs(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_figures_are_those_of_one_process_with_all_envs(both: Any, alone: Any, case: str) -> None:
+def test_metrics_are_those_of_one_process_with_all_envs(both: Any, alone: Any, case: str) -> None:
     two = [rank["equality"][case]["figures"] for rank in both]
     assert two[0] == two[1]
     for one, found in zip(alone[case]["figures"], two[0], strict=True):
         assert one.keys() == found.keys()
-        different = {"batch_places", "batch_padded_share"}  # of each process's own
+        different = {"batch_places", "batch_padded_share"}  # these differ between processes
         names = one.keys() - different
         assert {n: found[n] for n in names} == pytest.approx({n: one[n] for n in names}, rel=1e-3, abs=1e-4)
         assert found["initial_logratio_abs_max"] < found["initial_logratio_rounding_max"]
 
 
 @pytest.mark.parametrize("scope", ["epoch", "update"])
-def test_all_processes_stop_at_the_same_minibatch_for_the_kl_of_all(both: Any, scope: str) -> None:
+def test_all_processes_stop_at_the_same_minibatch_by_their_mean_kl(both: Any, scope: str) -> None:
     two = [rank[scope] for rank in both]
-    # The second minibatch is too far for one process alone, the third for all; later passes begin too far.
+    # The second minibatch is too far for one process, the third for both; later passes begin too far.
     assert [rank["calls"] for rank in two] == [4 if scope == "epoch" else 3] * 2
     for rank in two:
         assert rank["figures"]["updates"] == 2
         assert rank["figures"]["kl_last"] == pytest.approx(0.045 if scope == "epoch" else 0.03, rel=0.1)
-        for refused in rank["before"][2:]:  # nothing moves from the first that was too far
+        for refused in rank["before"][2:]:  # nothing moves after the first one that was too far
             assert all(map(torch.equal, refused, rank["after"]))
         assert not all(map(torch.equal, rank["before"][1], rank["after"]))
     assert all(map(torch.equal, two[0]["after"], two[1]["after"]))
 
 
 @pytest.mark.parametrize("case", ["many", "too few"])
-def test_updates_are_as_many_however_many_sequences_a_process_has(both: Any, case: str) -> None:
+def test_the_number_of_updates_does_not_depend_on_the_number_of_sequences_of_a_process(
+    both: Any, case: str
+) -> None:
     two = [rank["uneven"][case] for rank in both]
     pieces = [rank["pieces"] for rank in two]
     assert all(a != b for a, b in zip(*pieces, strict=True))
@@ -92,14 +94,14 @@ def test_updates_are_as_many_however_many_sequences_a_process_has(both: Any, cas
     assert all(torch.isfinite(value).all() for value in two[0]["state"].values())
 
 
-def test_what_is_compared_does_happen(alone: Any) -> None:
+def test_the_compared_cases_exercise_their_features(alone: Any) -> None:
     everything, penalty = alone["feed-forward, everything normalised"], alone["gru, penalty"]
     assert everything["learner"]["lr_adapter"]["scale"] != 1.0
     assert alone["gru"]["learner"]["lr_adapter"]["scale"] != 1.0
     assert [figures["skipped_updates"] for figures in everything["figures"]] == [1, 0, 0]
-    # the rollout's statistics are not lost with the update
+    # The rollout's statistics are not lost with a skipped update.
     assert everything["state"]["tstep_encoder.input_norm.count"] == NUM_ROLLOUTS * 32
     assert float(penalty["state"]["loss.beta"]) != 1.0
-    assert penalty["updates"] < 3 * NUM_ROLLOUTS  # target_kl ended some
+    assert penalty["updates"] < 3 * NUM_ROLLOUTS  # some were ended by target_kl
     rates = [figures["learning_rate"] for figures in alone["feed-forward"]["figures"]]
     assert rates == pytest.approx([1e-2, 2e-2 / 3, 1e-2 / 3])

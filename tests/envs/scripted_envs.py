@@ -1,4 +1,4 @@
-"""Deterministic environments for the tests; a module of its own so that spawned workers can import it."""
+"""Deterministic environments for the tests, in a module of their own so that spawned workers find them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class FactorsEnv(ScriptedEnv):
 
 @gin.configurable
 class WrappingEnv(gym.Wrapper):
-    """An environment made of another one that gin names."""
+    """An environment made from another one that gin names."""
 
     def __init__(self, inner: Any = gin.REQUIRED, extra: Any = None) -> None:
         super().__init__(inner)
@@ -90,7 +90,7 @@ class SubclassOfScripted(ScriptedEnv):
 
 
 class DrawingEnv(ScriptedEnv):
-    """Draws from the global generators, as many environments do: when it is made, and in each episode."""
+    """Draws from the global random generators at construction and in each episode, like many environments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,31 +115,20 @@ class DrawingEnv(ScriptedEnv):
 
 
 class LeavingEnv(ScriptedEnv):
-    """Raises something that is meant to end a program, or closes badly."""
+    """Raises an exception that would end a program, or fails to close."""
 
     def __init__(self, where: str, error: type[BaseException] = SystemExit) -> None:
         super().__init__()
         self.where, self.error = where, error
-        self._leave("constructor")
-
-    def _leave(self, where: str) -> None:
-        if self.where == where:
-            raise self.error("bye")
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self._leave("reset")
-        return super().reset(seed=seed)
 
     def step(self, action: Any) -> Any:
-        self._leave("step")
+        if self.where == "step":
+            raise self.error("bye")
         return super().step(action)
 
-    def render(self) -> Any:
-        self._leave("render")
-        return super().render()
-
     def close(self) -> None:
-        self._leave("close")
+        if self.where == "close":
+            raise self.error("bye")
 
 
 BAD_REWARDS = {
@@ -199,7 +188,7 @@ class FailingEnv(ScriptedEnv):
 
 
 class MissionEnv(ScriptedEnv):
-    """Adds an instruction in words to the observation; it changes with the episode, or with every step."""
+    """Adds an instruction in words to the observation; it changes with the episode or with every step."""
 
     def __init__(self, space: Any = None, changes_within: bool = False) -> None:
         super().__init__()
@@ -226,7 +215,7 @@ class WordSpace(spaces.Space):
 
 
 class SpacesEnv(gym.Env):
-    """Any pair of spaces; remembers what it was given."""
+    """Any pair of spaces; records the actions that it receives."""
 
     def __init__(self, action_space: Any, observation_space: Any = None) -> None:
         self.action_space = action_space
@@ -249,12 +238,12 @@ def make_scripted(gain: float = 1.0) -> ScriptedEnv:
 
 
 def make_scripted_inside() -> ScriptedEnv:
-    """Takes no arguments; gin acts on what it builds."""
+    """Takes no arguments; gin configures the environment that it builds."""
     return ScriptedEnv()
 
 
 class ReusingEnv(ScriptedEnv):
-    """Returns the same objects from every call, in all environments of a process, and first clears them.
+    """Returns the same objects from every call, in all environments of a process, and clears them first.
 
     Reports metrics at the end of an episode (an array among them) and at each reset. `is_tidy`: new objects.
     """
@@ -350,7 +339,7 @@ class ReusingBatch(gym.vector.VectorEnv):
 
 
 class OddEnv(ScriptedEnv):
-    """Returns `odd` as the part `what` of its step number `time`, or as that of the reset (`time` 0)."""
+    """Returns `odd` as the part `what` of step number `time`, or of the reset if `time` is 0."""
 
     def __init__(
         self, what: str = "obs", odd: Any = None, time: int = 2, space: Any = None, good: Any = None
@@ -365,7 +354,7 @@ class OddEnv(ScriptedEnv):
 
     def step(self, action: Any) -> Any:
         names = ("obs", "reward", "terminated", "truncated", "info")
-        self.episode = 1  # episodes of at least three steps
+        self.episode = 1  # episodes have at least three steps
         return self._with_odd(dict(zip(names, super().step(action), strict=True)), "step")
 
     def _with_odd(self, parts: dict[str, Any], call: str) -> Any:

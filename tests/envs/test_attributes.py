@@ -1,4 +1,4 @@
-"""Attributes and methods of the environments behind every kind of vector environment; length of episodes."""
+"""Attributes and methods of environments through every kind of vector environment; the length of episodes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from scripted_envs import ScriptedEnv
 from vector_builders import VECTORIZED_MODES, build, gymnasium_vector_env
 
-from loxodon.envs import EnvError, EnvHalves, EnvSpec, MaxEpisodeLength, SequenceEnv, make_vector_env
+from loxodon.envs import EnvError, EnvHalves, EnvSpec, SequenceEnv, make_vector_env
 
 
 class Adjustable(ScriptedEnv):
-    """Has something to set and something to call."""
+    """Has an attribute to set and a method to call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Outer(gym.Wrapper):
 
 
 class Endless(gym.Env):
-    """Ends never by itself; shows the timestep."""
+    """Never ends by itself; observes the timestep."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -57,7 +57,7 @@ def adjustable(opened: Any, kind: str, num_envs: int = 3) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["sync", "fork", "already_vectorized", "autoreset disabled"])
-def test_attributes_of_every_environment(opened: Any, kind: str) -> None:
+def test_attributes_of_every_environment_can_be_read_and_set(opened: Any, kind: str) -> None:
     env = adjustable(opened, kind)
     assert env.get_attr("colour") == ("red",) * 3
     assert env.has_attr("level") == (True,) * 3
@@ -96,7 +96,7 @@ def test_a_missing_attribute_is_named_with_the_wrappers() -> None:
     env.close()
 
 
-def test_no_questions_while_the_environments_step(opened: Any) -> None:
+def test_attributes_cannot_be_read_while_the_environments_step(opened: Any) -> None:
     env = adjustable(opened, "fork")
     env.reset(seed=0)
     env.step_async([0, 0, 0])
@@ -106,7 +106,7 @@ def test_no_questions_while_the_environments_step(opened: Any) -> None:
     assert env.get_attr("level") == (0, 0, 0)
 
 
-def test_halves_are_one(opened: Any) -> None:
+def test_two_halves_act_as_one_environment(opened: Any) -> None:
     halves = EnvHalves([opened("fork", [EnvSpec(Outer)] * n, num_workers=1) for n in (2, 1)])
     halves.set_attr("level", [1, 2, 3])
     assert halves.get_attr("level") == (1, 2, 3)
@@ -127,7 +127,7 @@ class OwnBatch(gym.vector.SyncVectorEnv):
         return self.length + plus
 
 
-def test_a_vector_environment_with_attributes_of_its_own() -> None:
+def test_a_vector_environment_may_have_attributes_of_its_own() -> None:
     made = OwnBatch([ScriptedEnv] * 2, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
     env = make_vector_env([EnvSpec(lambda: made)], "already_vectorized")
     assert env.get_attr("length") == (7, 7)
@@ -139,7 +139,7 @@ def test_a_vector_environment_with_attributes_of_its_own() -> None:
     env.close()
 
 
-def test_a_vector_environment_that_cannot_be_asked() -> None:
+def test_a_vector_environment_without_attribute_access_is_explained() -> None:
     class Closed(gym.vector.VectorWrapper):
         @property
         def unwrapped(self) -> Any:
@@ -154,7 +154,7 @@ def test_a_vector_environment_that_cannot_be_asked() -> None:
 
 
 def lengths_of_episodes(env: Any, num_steps: int) -> list[int]:
-    """Lengths of the episodes of the first environment that end within so many steps."""
+    """Lengths of the first environment's episodes that end within this number of steps."""
     found, length = [], 0
     for _ in range(num_steps):
         obs, _, terminated, truncated, infos = env.step(np.zeros(env.num_envs, np.int64))
@@ -174,14 +174,14 @@ def test_every_environment_has_a_settable_length_of_episodes(opened: Any, kind: 
     env.set_attr("max_episode_length", 3)
     assert env.get_attr("max_episode_length") == (3, 3)
     env.reset(seed=0)
-    assert lengths_of_episodes(env, 7) == [3, 3]  # one step of the third is taken
+    assert lengths_of_episodes(env, 7) == [3, 3]  # a third episode has taken one step
     env.set_attr("max_episode_length", 5)
     assert lengths_of_episodes(env, 9) == [4, 5]  # the running episode counts from its own reset
     env.set_attr("max_episode_length", None)
     assert lengths_of_episodes(env, 50) == []
 
 
-def test_an_environment_s_own_length_wins() -> None:
+def test_an_environments_own_length_takes_precedence() -> None:
     class Own(Endless):
         max_episode_length = 9
 
@@ -189,14 +189,8 @@ def test_an_environment_s_own_length_wins() -> None:
     env.set_attr("max_episode_length", 4)
     assert env.get_attr("max_episode_length") == (4,)
     env.reset(seed=0)
-    assert lengths_of_episodes(env, 20) == []  # it does with it what it likes
+    assert lengths_of_episodes(env, 20) == []  # the environment does not use the attribute
     env.close()
-
-
-@pytest.mark.parametrize("limit", [0, 1.5, True])
-def test_a_length_must_be_a_whole_number(limit: Any) -> None:
-    with pytest.raises(ValueError, match=r"max_episode_length is .*at least 1.*Fix"):
-        MaxEpisodeLength(Endless(), limit)
 
 
 def test_answers_come_from_the_process_of_the_environment(opened: Any) -> None:

@@ -1,4 +1,4 @@
-"""Environments whose state is taken out and put into another one go on alike."""
+"""The state of an environment can be moved to another one, which then continues identically."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def plain(obs: dict[str, np.ndarray]) -> dict[str, bytes]:
 
 
 def play(env: gym.Env[Any, Any], actions: list[Any]) -> list[Any]:
-    """What the environment answers, resets included."""
+    """The environment's answers to `actions`, including resets."""
     answers = []
     for action in actions:
         obs, reward, terminated, truncated, info = env.step(action)
@@ -50,20 +50,20 @@ def play(env: gym.Env[Any, Any], actions: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", list(MAKERS))
-def test_another_environment_goes_on_alike(name: str) -> None:
+def test_another_environment_continues_identically(name: str) -> None:
     one, other = (EnvSpec(MAKERS[name]).build() for _ in range(2))
     one.reset(seed=3)
     one.action_space.seed(0)
     actions = [one.action_space.sample() for _ in range(60)]
     play(one, actions[:2])
     state = get_state(one)
-    expected = play(one, actions[2:])  # after the state was taken
+    expected = play(one, actions[2:])  # these steps follow the saved state
     other.reset(seed=8)
     set_state(other, state)
     assert play(other, actions[2:]) == expected
 
 
-def test_a_limit_of_the_vector_environment_goes_along() -> None:
+def test_a_limit_of_the_vector_environment_is_part_of_the_state() -> None:
     one, other = (SyncVectorEnv([EnvSpec(MAKERS["tmaze"])]) for _ in range(2))
     one.reset(seed=0)
     one.set_attr("max_episode_length", 3)
@@ -76,7 +76,7 @@ def test_a_limit_of_the_vector_environment_goes_along() -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_vector_environments_and_names(mode: str) -> None:
+def test_vector_environments_and_their_names_are_restored(mode: str) -> None:
     specs = [EnvSpec(NamedMaze) for _ in range(3)]
     one, other = (make_vector_env(specs, mode, num_workers=2) for _ in range(2))
     one.reset(seed=0)
@@ -95,7 +95,7 @@ def test_vector_environments_and_names(mode: str) -> None:
 
 
 class NamedMaze(TMazePassive):
-    """Names itself after the number of its episode."""
+    """Uses the number of its episode as its name."""
 
     def __init__(self) -> None:
         super().__init__(horizon=3)
@@ -146,14 +146,14 @@ class StoredBatch(Batched):
         self.clocks = state["clocks"].copy()
 
 
-def test_an_environment_with_its_own_batch_axis() -> None:
+def test_an_environment_with_its_own_batch_axis_has_a_state() -> None:
     assert "Batched cannot be stored" in str(
         make_vector_env([EnvSpec(Batched)] * 2, "already_vectorized").state_problem()
     )
     one, other = (make_vector_env([EnvSpec(StoredBatch)] * 2, "already_vectorized") for _ in range(2))
     one.reset()
     for _ in range(3):
-        one.step([0, 0])  # the second row is reset by the coming step
+        one.step([0, 0])  # the next step resets the second row
     other.reset()
     other.set_states(one.get_states())
     assert one.state_problem() is None
@@ -172,7 +172,7 @@ def test_an_environment_with_its_own_batch_axis() -> None:
         (lambda: KShotWrapper(gym.make("CartPole-v1"), num_attempts=2), "CartPoleEnv"),
     ],
 )
-def test_what_cannot_be_stored_is_named(env: Any, missing: str) -> None:
+def test_a_state_that_cannot_be_stored_is_named(env: Any, missing: str) -> None:
     problem = state_problem(EnvSpec(env).build())
     assert problem is not None
     assert f"{missing} has no get_state() and set_state(state)" in problem

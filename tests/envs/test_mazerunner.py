@@ -1,4 +1,4 @@
-"""MazeRunner: connected mazes, goals that count in order, and observations that say where they are."""
+"""MazeRunner: connected mazes, goals that count in order, and observations that determine the position."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cell_of(position: np.ndarray, size: int) -> tuple[int, int]:
 
 
 def ways_from(is_free: np.ndarray, start: tuple[int, int]) -> dict[tuple[int, int], list[int]]:
-    """The moves of a shortest way to every cell that can be reached, by breadth-first search."""
+    """The moves of a shortest path to every reachable cell, by breadth-first search."""
     ways: dict[tuple[int, int], list[int]] = {start: []}
     queue = deque([start])
     while queue:
@@ -37,7 +37,7 @@ def ways_from(is_free: np.ndarray, start: tuple[int, int]) -> dict[tuple[int, in
 
 @pytest.mark.parametrize("size", [5, 21])
 @pytest.mark.parametrize("loop_share", [0.0, 0.3, 1.0])
-def test_a_maze_has_a_border_and_one_part(size: int, loop_share: float) -> None:
+def test_a_maze_has_a_border_and_is_connected(size: int, loop_share: float) -> None:
     rng, mazes = np.random.default_rng(0), set()
     for _ in range(10):
         is_free = carve_maze(size, loop_share, rng)
@@ -53,7 +53,7 @@ def test_a_maze_has_a_border_and_one_part(size: int, loop_share: float) -> None:
             assert num_passages == num_walls
         else:
             assert num_rooms - 1 <= num_passages <= num_walls
-    assert len(mazes) > 3 or loop_share == 1.0  # they differ between episodes
+    assert len(mazes) > 3 or loop_share == 1.0  # mazes differ between episodes
 
 
 def test_beams_are_the_distances_to_the_walls() -> None:
@@ -71,7 +71,7 @@ def test_beams_are_the_distances_to_the_walls() -> None:
         obs, *_ = env.step(rng.integers(5))
 
 
-def test_the_shortest_way_through_all_goals_succeeds() -> None:
+def test_the_shortest_path_through_all_goals_succeeds() -> None:
     env = MazeRunner(size=11, num_goals=3, time_limit=200)
     for seed in range(20):
         obs, _ = env.reset(seed=seed)
@@ -101,7 +101,7 @@ def test_a_later_goal_does_not_count_early_and_time_runs_out() -> None:
     start, goals = obs["achieved"].copy(), obs["goals"].copy()
     way = ways_from(env._is_free, cell_of(start, 7))[cell_of(goals[0], 7)]
     assert way
-    # the second goal is the start, where the first step stays: that pays nothing yet
+    # The second goal is the start. The first action stays there, which gives no reward yet.
     obs, _ = env.reset(seed=0, options={"goals": [goals[0], start]})
     rewards, ends = [], []
     for move in [STAY, *way, *[STAY] * (39 - len(way))]:
@@ -120,7 +120,7 @@ def test_the_last_goal_at_the_last_moment_terminates() -> None:
     assert env.step(STAY)[1:4] == (1.0, True, False)
 
 
-def test_walls_stop() -> None:
+def test_walls_block_moves() -> None:
     env = MazeRunner(size=5, num_goals=1, time_limit=100, loop_share=1.0)
     env.reset(seed=0)
     for moves, corner in (((LEFT, UP), (1, 1)), ((RIGHT, DOWN), (3, 3))):
@@ -155,8 +155,8 @@ def test_actions_are_permuted_per_episode_if_asked() -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"size": 5, "num_goals": 1, "randomize_actions": True}])
-def test_it_is_a_proper_gymnasium_environment(settings: dict[str, Any]) -> None:
-    """One, for example, in which the seed decides everything."""
+def test_it_passes_the_environment_checker_of_gymnasium(settings: dict[str, Any]) -> None:
+    """The checker also demands that the seed determines everything."""
     check_env(MazeRunner(**settings), skip_render_check=True)
 
 
@@ -180,10 +180,10 @@ def test_observations_are_new_arrays() -> None:
         ({"size": 5, "num_goals": 7}, r"MazeRunner.num_goals is 7, .*between 1 and 6.*Fix"),
         ({"num_goals": 0}, r"MazeRunner.num_goals is 0.*Fix"),
         ({"time_limit": 0}, r"time_limit is 0.*Fix"),
-        ({"loop_share": 1.5}, r"loop_share 1.5.*Fix"),
+        ({"loop_share": 1.5}, r"loop_share is 1.5.*Fix"),
     ],
 )
-def test_impossible_settings(settings: dict[str, Any], text: str) -> None:
+def test_impossible_settings_are_refused(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         MazeRunner(**settings)
 
@@ -191,6 +191,6 @@ def test_impossible_settings(settings: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     "goals", [[[0.0, -1.0]], [[0.0, 0.0], [0.0, 0.0]], [[3.0, 0.0]], [[float("nan"), 0.0]]]
 )
-def test_impossible_goals(goals: Any) -> None:
+def test_impossible_goals_are_refused(goals: Any) -> None:
     with pytest.raises(ValueError, match=r"must name 1 free cells.*Fix"):
         MazeRunner(size=5, num_goals=1).reset(seed=0, options={"goals": goals})

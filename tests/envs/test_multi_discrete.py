@@ -41,7 +41,7 @@ def test_every_action_of_the_environment_is_reached_once(space: Any, nvec: list[
 @pytest.mark.parametrize(
     "space", [spaces.MultiDiscrete([3, 4], start=[1, -5]), TABLE, spaces.MultiBinary((2, 2))]
 )
-def test_few_combinations_are_one_choice_among_them(space: Any) -> None:
+def test_few_combinations_become_one_discrete_action(space: Any) -> None:
     inner = SpacesEnv(space)
     num = int(np.prod(getattr(space, "nvec", np.full(4, 2))))
     env = EnvSpec(lambda: inner, joint_actions=num).build()
@@ -70,7 +70,7 @@ def test_batches_keep_their_choices() -> None:
 
 
 def test_environments_get_arrays_of_their_own() -> None:
-    """One that keeps its action must not see the next one in it."""
+    """An environment that keeps its action must not see the next one in it."""
     inner = SpacesEnv(spaces.MultiDiscrete([3, 4]))
     env = SequenceEnv(inner)
     env.reset(seed=0)
@@ -96,7 +96,7 @@ def test_vector_environments_carry_all_factors(kind: str, nvec: Any, start: Any,
         assert rewards.tolist() == [float("".join(map(str, row))) for row in actions + first]
 
 
-def test_already_vectorized_environments_too(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectorized_environments_carry_all_factors_too(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import vector_builders
 
     monkeypatch.setattr(vector_builders, "ScriptedEnv", FactorsEnv)
@@ -114,7 +114,7 @@ def test_already_vectorized_environments_too(opened: Any, monkeypatch: pytest.Mo
         (spaces.Box(-1, 1, (2,)), [[0.5, -1]], None, [[0.5, -1]]),
     ],
 )
-def test_codes_are_the_one_hots_side_by_side(space: Any, actions: Any, nvec: Any, expected: Any) -> None:
+def test_codes_are_concatenated_one_hots(space: Any, actions: Any, nvec: Any, expected: Any) -> None:
     code, rows = ActionCode(space), np.zeros((len(expected), 1 + len(expected[0])), np.float32)
     code.write(np.array(actions), rows[:, 1:])
     assert (code.width, code.nvec) == (len(expected[0]), nvec)

@@ -1,4 +1,4 @@
-"""Environments of which only some entries of the observation are seen."""
+"""Environments that show only some entries of their observation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Wide(gym.Env[Any, Any]):
 
 @gin.configurable(module="tests.partial")
 def partial_holder(make_env: Any = gin.REQUIRED) -> Any:
-    """Receives a reference exactly as Experiment does."""
+    """Receives a reference as Experiment does."""
     return make_env
 
 
@@ -34,7 +34,7 @@ def cartpole_positions() -> EnvSpec:
     return partial_env("CartPole-v1", keep=(0, 2))
 
 
-def test_only_the_kept_entries_are_seen_and_all_else_is_as_it_was() -> None:
+def test_only_the_kept_entries_are_seen_and_everything_else_stays() -> None:
     whole, part = gym.make("CartPole-v1"), cartpole_positions().build_raw()
     seen = part.reset(seed=3)[0]
     np.testing.assert_array_equal(seen, whole.reset(seed=3)[0][[0, 2]])
@@ -44,7 +44,7 @@ def test_only_the_kept_entries_are_seen_and_all_else_is_as_it_was() -> None:
         assert obs[1:] == expected[1:]
 
 
-def test_bounds_order_and_dtype_of_the_space_follow() -> None:
+def test_bounds_order_and_dtype_of_the_space_match_the_entries() -> None:
     space = PartialObs(Wide(), (2, 0)).observation_space
     assert space == gym.spaces.Box(np.array([-3.0, -1.0]), np.array([30.0, 10.0]), dtype=np.float64)
     assert space.dtype == np.float64
@@ -54,7 +54,7 @@ def test_bounds_order_and_dtype_of_the_space_follow() -> None:
     assert part.reset(seed=0)[0] in part.observation_space
 
 
-def test_the_recipe_crosses_into_workers() -> None:
+def test_the_recipe_reaches_workers() -> None:
     spec: EnvSpec = pickle.loads(pickle.dumps(cartpole_positions()))
     assert spec == cartpole_positions()
     env = make_vector_env([spec] * 2, "sync")
@@ -65,7 +65,7 @@ def test_the_recipe_crosses_into_workers() -> None:
 
 
 @pytest.mark.parametrize("reference", ["@partial_env()", "@partial_env"])
-def test_gin_names_it(reference: str) -> None:
+def test_gin_can_name_it(reference: str) -> None:
     gin.parse_config(
         f"partial_holder.make_env = {reference}\npartial_env.env_id = 'CartPole-v1'\n"
         "partial_env.keep = (2,)\npartial_env.kwargs = {'max_episode_steps': 1}\n"
@@ -80,7 +80,7 @@ def test_gin_names_it(reference: str) -> None:
 
 
 @pytest.mark.parametrize("keep", [(), (0, 4), (-1,), (1, 1), (0.5,)])
-def test_entries_that_are_not_there_are_refused(keep: Any) -> None:
+def test_missing_entries_are_refused(keep: Any) -> None:
     with pytest.raises(ValueError, match=r"different whole numbers from 0 to 3.*Fix: e\.g\. partial_env"):
         partial_env("CartPole-v1", keep=keep).build()
 

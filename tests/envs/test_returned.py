@@ -1,4 +1,4 @@
-"""Values that environments return: taken out before the next call, checked before any cast."""
+"""Values returned by environments are copied before the next call and checked before any cast."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUM_STEPS = 25
 
 
 def recorded(env: Any, has_limit: bool = False) -> list[Any]:
-    """All that a vector environment returns, as plain Python values."""
+    """All values that a vector environment returns, as plain Python values."""
     obs, _ = env.reset(seed=3)
     stream = [{key: column.tolist() for key, column in obs.items()}]
     if has_limit:
@@ -46,7 +46,7 @@ def reusing_specs(target: Any, is_tidy: bool, **kwargs: Any) -> list[EnvSpec]:
     ("target", "kwargs"), [(ReusingEnv, {}), (ReusingEnv, {"nests": True}), (in_kshot, {})]
 )
 @pytest.mark.parametrize("has_limit", [False, True])
-def test_objects_that_an_environment_uses_again_lose_nothing(
+def test_environments_that_reuse_their_objects_lose_nothing(
     kind: str, target: Any, kwargs: dict[str, Any], has_limit: bool, opened: Any
 ) -> None:
     streams = [recorded(opened(kind, reusing_specs(target, tidy, **kwargs)), has_limit) for tidy in (0, 1)]
@@ -56,7 +56,7 @@ def test_objects_that_an_environment_uses_again_lose_nothing(
 
 
 @pytest.mark.parametrize("mode", ["SameStep", "NextStep", "Disabled"])
-def test_batches_that_use_their_objects_again_lose_nothing(mode: str) -> None:
+def test_batches_that_reuse_their_objects_lose_nothing(mode: str) -> None:
     streams = [
         recorded(
             make_vector_env([EnvSpec(ReusingBatch, {"mode": mode, "is_tidy": tidy})], "already_vectorized")
@@ -67,7 +67,7 @@ def test_batches_that_use_their_objects_again_lose_nothing(mode: str) -> None:
     assert "(2, 'time', 4.0)" in str(streams[1])
 
 
-def test_a_single_environment_gives_values_of_its_own() -> None:
+def test_a_single_environment_returns_values_of_its_own() -> None:
     env = SequenceEnv(ReusingEnv())
     results = [env.reset(seed=0), *(env.step(1) for _ in range(2))]
     env.reset()
@@ -77,7 +77,7 @@ def test_a_single_environment_gives_values_of_its_own() -> None:
     assert results[2][4]["metric/time"].tolist() == [2, 12]
 
 
-def test_what_an_environment_does_to_its_options_stays_there(opened: Any) -> None:
+def test_changes_that_an_environment_makes_to_its_options_stay_inside(opened: Any) -> None:
     seen = []
 
     class Taking(ScriptedEnv):
@@ -105,7 +105,7 @@ def test_frames_are_copies(opened: Any) -> None:
     assert [frame.tolist() for frame in env.render()] == [[1, 1], [2, 2]]
 
 
-# --- what is refused --------------------------------------------------------------------------------------
+# --- refused values ---------------------------------------------------------------------------------------
 
 IMAGE = spaces.Box(0, 255, (2,), np.uint8)
 PARTS = spaces.Dict({"x": spaces.Box(-1, 1, (2,), np.float32), "y": spaces.Tuple([spaces.Discrete(3)] * 2)})
@@ -132,10 +132,10 @@ REFUSED: list[tuple[Any, Any, Any, str]] = [  # space, a good observation, the o
     (spaces.MultiDiscrete([2, 3], start=[1, 1]), [1, 1], [0, 1], r"\[0 1\] as .*does not contain"),
     (spaces.MultiBinary(2), [0, 1], [0, 2], r"\[0 2\] as .*MultiBinary\(2\) does not contain"),
     (spaces.MultiBinary(2), np.ones(2), np.array([0.5, 0]), r"0\.5 \(float64\) as"),
-    (BIG, np.ones(1), np.array([1e300]), r"1e\+300 \(float64\) as .*float32, in which that is infinite"),
-    (BIG, np.ones(1), np.array([-1e39]), r"-1e\+39 \(float64\) as"),
-    (WIDE, np.ones(1), np.array([1e39]), r"1e\+39 \(float64\) as .*networks compute in float32, in which"),
-    (WIDE, np.ones(1), [-1e300], r"-1e\+300 \(float64\) as .*networks compute in float32"),
+    (BIG, np.ones(1), np.array([1e300]), r"inf as .*finite in float32"),
+    (BIG, np.ones(1), np.array([-1e39]), r"-inf as"),
+    (WIDE, np.ones(1), np.array([1e39]), r"1e\+39 as .*finite in float32"),
+    (WIDE, np.ones(1), [-1e300], r"-1e\+300 as .*finite in float32"),
     (WIDE, np.full(1, -3e38), np.array([np.nan]), r"NaN as observation"),
     (BIG, [1], [np.inf], r"inf as observation"),
     (BIG, np.ones(1, int), np.array([1j]), r"array\(\[0\.\+1\.j\]\) as .*real numbers"),
@@ -220,7 +220,7 @@ def test_rewards_flags_and_infos_of_the_wrong_kind_are_refused(
     "reward", [np.float16(2), np.int8(2), 2, True + 1, np.array(2), np.array([2.0]), [2]]
 )
 @pytest.mark.parametrize("flag", [True, 1, 1.0, np.True_, np.array(True), np.array([1])])
-def test_numbers_and_truth_values_may_come_in_any_form(reward: Any, flag: Any, opened: Any) -> None:
+def test_numbers_and_truth_values_may_have_any_form(reward: Any, flag: Any, opened: Any) -> None:
     class Forms(ScriptedEnv):
         def step(self, action: Any) -> Any:
             obs, *_ = super().step(action)
@@ -267,7 +267,7 @@ def test_results_of_old_gym_are_one_clear_error(
         env.step([0]) if call == "step" else env.reset()
 
 
-def test_workers_name_the_environment_too(opened: Any) -> None:
+def test_errors_from_workers_name_the_environment_too(opened: Any) -> None:
     env = opened("fork", [EnvSpec(ScriptedEnv), EnvSpec(OddEnv, {"what": "reward", "odd": "1.0", "time": 1})])
     env.reset(seed=0)
     with pytest.raises(
@@ -276,23 +276,21 @@ def test_workers_name_the_environment_too(opened: Any) -> None:
         env.step([0, 0])
 
 
-# --- what is reported once --------------------------------------------------------------------------------
+# --- warnings that are given once -------------------------------------------------------------------------
 
 NARROW = spaces.Box(np.array([0, -np.inf], np.float32), np.array([1, np.inf], np.float32))
 
 
 @pytest.mark.parametrize(
-    ("time", "space", "odd", "words"),
+    ("time", "ends", "space", "odd", "words"),
     [
-        (137, NARROW, np.array([2, 0], np.float32), r"2 as observation 'observation'"),
-        (2, NARROW, np.array([-1, 0], np.float32), r"-1 as observation 'observation'"),
-        (101, spaces.Box(0, 10, (2,), np.uint8), np.array([3, 11], np.uint8), r"11 as observation"),
-        (0, NARROW, np.array([2, 0], np.float32), r"2 as observation 'observation'"),
+        (2, False, NARROW, np.array([-1, 0], np.float32), r"-1 as observation 'observation'"),
+        (137, True, spaces.Box(0, 10, (2,), np.uint8), np.array([3, 11], np.uint8), r"11 as observation"),
+        (0, False, NARROW, np.array([2, 0], np.float32), r"2 as observation 'observation'"),
     ],
 )
-@pytest.mark.parametrize("ends", [False, True])
-def test_an_observation_outside_its_box_is_reported_once_whenever_it_comes(
-    time: int, space: Any, odd: Any, words: str, ends: bool, opened: Any, caplog: pytest.LogCaptureFixture
+def test_an_early_or_last_observation_outside_its_box_is_reported_once(
+    time: int, ends: bool, space: Any, odd: Any, words: str, opened: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Leaving(OddEnv):
         def step(self, action: Any) -> Any:
@@ -310,24 +308,6 @@ def test_an_observation_outside_its_box_is_reported_once_whenever_it_comes(
     told = [text for text in caplog.messages if "outside the bounds" in text]
     assert len(told) == 1
     assert words in told[0]
-
-
-def test_metrics_that_are_not_finite_are_left_out_and_reported_once(
-    opened: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Figures(ScriptedEnv):
-        def step(self, action: Any) -> Any:
-            figures = {"metric/rate": float("nan"), "metric/all": np.array([1, np.inf]), "metric/good": 1}
-            return *super().step(action)[:4], figures
-
-    env = opened("sync", [EnvSpec(Figures)])
-    env.reset(seed=0)
-    with caplog.at_level(logging.WARNING, logger="loxodon"):
-        found = [env.step([0])[-1]["metrics"] for _ in range(3)]
-    assert found == [[(0, "rate", []), (0, "all", [1.0]), (0, "good", 1.0)]] * 3
-    assert len(caplog.messages) == 2
-    assert "scripted0 returned nan as info['metric/rate']" in caplog.messages[0]
-    assert "Fix:" in caplog.messages[0]
 
 
 # --- spaces ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Spaces in, dict observations and normalised actions out."""
+"""Environments with any spaces become environments with dict observations and normalised actions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loxodon.envs import SequenceEnv
 
 
 @pytest.mark.parametrize(("n", "start"), [(3, 5), (1000, 0), (1, 0), (300, -7)])
-def test_discrete_of_any_size_and_start(n: int, start: int) -> None:
+def test_discrete_actions_of_any_size_and_start(n: int, start: int) -> None:
     inner = SpacesEnv(spaces.Discrete(n, start=start))
     env = SequenceEnv(inner)
     assert env.action_space == spaces.Discrete(n)
@@ -79,12 +79,14 @@ def test_infinite_bounds_become_a_range_of_two() -> None:
         (spaces.Text(4), TypeError, r"action space is Text.*Fix"),
     ],
 )
-def test_action_spaces_that_cannot_be_mapped(space: Any, error: type[Exception], words: str) -> None:
+def test_action_spaces_that_cannot_be_mapped_are_refused(
+    space: Any, error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
         SequenceEnv(SpacesEnv(space))
 
 
-def test_single_observation_gets_the_common_key() -> None:
+def test_a_single_observation_gets_the_common_key() -> None:
     env = SequenceEnv(ScriptedEnv())
     assert list(env.observation_space) == ["observation"]
     obs, _ = env.reset(seed=4)
@@ -143,7 +145,7 @@ def test_text_observations_stay_strings(space: Any) -> None:
     assert alone.flatten("left") == {"observation": "left"}
 
 
-def test_names() -> None:
+def test_the_name_is_that_of_the_environment_or_its_id() -> None:
     assert SequenceEnv(gym.make("CartPole-v1")).env_name == "CartPole"
     assert SequenceEnv(SpacesEnv(spaces.Discrete(2))).env_name == "SpacesEnv"
     assert SequenceEnv(SpacesEnv(spaces.Discrete(2)), "mine").env_name == "mine"
@@ -153,6 +155,6 @@ def test_names() -> None:
     assert dynamic.env_name == "scripted1"
 
 
-def test_only_gymnasium_environments() -> None:
+def test_only_gymnasium_environments_are_accepted() -> None:
     with pytest.raises(TypeError, match=r"got str.*gymnasium.Env.*Fix"):
         SequenceEnv("CartPole-v1")  # type: ignore[arg-type]

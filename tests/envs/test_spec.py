@@ -29,7 +29,7 @@ from loxodon.envs.gin_values import bind_known, ship, unship
 
 @gin.configurable(module="tests.envs")
 def env_holder(make_env: Any = gin.REQUIRED) -> Any:
-    """Receives a reference exactly as Experiment does."""
+    """Receives a reference as Experiment does."""
     return make_env
 
 
@@ -38,7 +38,7 @@ def resolved_from(config: str) -> EnvSpec:
     return resolve_env(env_holder())
 
 
-def test_spec_survives_pickling_and_builds() -> None:
+def test_a_spec_survives_pickling_and_builds() -> None:
     spec = EnvSpec(ScriptedEnv, {"gain": 2.0}, env_name="mine")
     copy = pickle.loads(pickle.dumps(spec))
     assert copy == spec
@@ -67,7 +67,7 @@ def test_popgym_ids_work() -> None:
     assert env.step([0, 1])[1].shape == (2,)
 
 
-def test_missing_popgym_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_without_popgym_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "popgym", None)
     real_import = builtins.__import__
 
@@ -90,12 +90,12 @@ def test_missing_popgym_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> N
         ("zzzzqqqq-v0", r"No environment is registered under 'zzzzqqqq-v0'.*pprint_registry.*Fix"),
     ],
 )
-def test_unknown_ids_name_their_neighbours(env_id: str, words: str) -> None:
+def test_unknown_ids_are_refused_with_similar_ones(env_id: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         gym_env(env_id).build()
 
 
-def test_module_prefix_imports_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_prefix_is_imported_first(monkeypatch: pytest.MonkeyPatch) -> None:
     gym.register("LoxodonScripted-v0", entry_point=lambda: ScriptedEnv(gain=3.0))
     try:
         env = gym_env("scripted_envs:LoxodonScripted-v0").build()
@@ -136,7 +136,7 @@ def test_gym_env_needs_a_string() -> None:
 
 
 def elsewhere(spec: EnvSpec) -> EnvSpec:
-    """The recipe in a process that has no gin configuration but what is sent to it."""
+    """The recipe in a process whose only gin configuration is the one sent to it."""
     sent = ship(spec)
     gin.clear_config()
     arrived, text = unship(sent)
@@ -146,13 +146,13 @@ def elsewhere(spec: EnvSpec) -> EnvSpec:
 
 
 @pytest.mark.parametrize("reference", ["@gym_env()", "@gym_env", "@val/gym_env"])
-def test_gym_env_from_gin_evaluated_or_not(reference: str) -> None:
+def test_a_gym_env_of_gin_may_be_evaluated_or_not(reference: str) -> None:
     scope = "val/" if "val" in reference else ""
     spec = resolved_from(f"env_holder.make_env = {reference}\n{scope}gym_env.env_id = 'CartPole-v1'")
     assert elsewhere(spec).build().env_name == "CartPole"
 
 
-def test_scoped_references_and_macros() -> None:
+def test_scoped_references_and_macros_reach_workers() -> None:
     spec = resolved_from(
         "env_holder.make_env = @train/TMazePassive\nH = 12\nTMazePassive.horizon = 3\n"
         "train/TMazePassive.horizon = %H\nTMazePassive.goal_reward = 2.0"
@@ -184,7 +184,7 @@ def test_nested_references_make_a_new_object_per_environment() -> None:
     assert first.env.extra is not second.env.extra
 
 
-def test_subclass_and_external_configurables() -> None:
+def test_subclasses_and_external_configurables_reach_workers() -> None:
     gin.parse_config("ScriptedEnv.gain = 6.0")
     subclass = elsewhere(resolve_env(SubclassOfScripted)).build().unwrapped
     assert type(subclass) is SubclassOfScripted
@@ -192,15 +192,13 @@ def test_subclass_and_external_configurables() -> None:
     external = gin.external_configurable(scripted_envs.SpacesEnv, module="tests.envs")
     gin.parse_config("SpacesEnv.action_space = %SPACE\nSPACE = 5")
     sent = ship(resolve_env(external))
-    gin.config._REGISTRY.pop(
-        "tests.envs.SpacesEnv"
-    )  # as where nothing but the environment's module is imported
+    gin.config._REGISTRY.pop("tests.envs.SpacesEnv")  # elsewhere, only the environment's module is imported
     gin.config._INVERSE_REGISTRY.pop(scripted_envs.SpacesEnv)
     arrived, _ = unship(sent)
     assert arrived.target().action_space == 5
 
 
-def test_what_bindings_lead_to_reaches_workers_and_nothing_else() -> None:
+def test_only_bindings_that_the_environment_uses_reach_workers() -> None:
     gin.parse_config("WrappingEnv.inner = %INNER\nINNER = @KShotWrapper()\nOTHER = @env_holder\nS = %OTHER")
     sent = ship(resolve_env(scripted_envs.WrappingEnv))
     assert KShotWrapper.__module__.encode() in sent
@@ -215,7 +213,7 @@ def test_bindings_count_as_used_when_the_environment_is_built() -> None:
     assert "H = 9" in text
 
 
-def test_missing_required_value_is_named() -> None:
+def test_a_missing_required_value_is_named() -> None:
     with pytest.raises(RuntimeError, match=r"TMazePassive.*horizon"):
         resolve_env(TMazePassive).build()
 
@@ -229,7 +227,7 @@ def test_importing_envs_is_light() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_a_class_of_a_module_is_named_like_an_id_and_travels_as_text() -> None:
+def test_a_class_of_a_module_is_named_like_an_id_and_sent_as_text() -> None:
     spec = pickle.loads(pickle.dumps(gym_env("scripted_envs:ScriptedEnv", kwargs={"gain": 2.0})))
     assert spec.target == "scripted_envs:ScriptedEnv"
     assert spec.build().unwrapped.gain == 2.0

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from loxodon.envs import Histories, ReturnHistory, SpecialMetricHistory
-from loxodon.envs.statistics import _warn_of_name
+from loxodon.envs.statistics import _warn_not_finite, _warn_of_name
 
 
-def test_nothing_finished_means_no_keys() -> None:
+def test_without_finished_episodes_there_are_no_keys() -> None:
     history = ReturnHistory(2)
     history.add_step(np.ones(2), np.zeros(2, bool), ["a", "b"])
     assert history.summary("val") == {}
@@ -24,7 +24,7 @@ def test_returns_lengths_and_means_of_means() -> None:
     names = ["a", "a", "b"]
     history.add_step(np.array([1.0, 2.0, 3.0], np.float32), np.array([False, True, False]), names)
     history.add_step(np.array([1.0, 4.0, 3.0], np.float32), np.array([True, True, True]), names)
-    # a: returns 2, 2, 4 (lengths 1, 2, 1); b: 6 (length 2)
+    # a has returns 2, 2, 4 (lengths 1, 2, 1); b has return 6 (length 2).
     summary = history.summary("val/")
     assert summary["val/return/a"] == pytest.approx(8 / 3)
     assert summary["val/return/b"] == 6.0
@@ -60,7 +60,20 @@ def test_special_metrics_take_scalars_lists_and_arrays() -> None:
     assert history.summary("train") == {}
 
 
-def test_rows_that_took_no_step_count_for_nothing() -> None:
+def test_metrics_that_are_not_finite_are_dropped_and_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    history = SpecialMetricHistory()
+    _warn_not_finite.cache_clear()
+    with caplog.at_level(logging.WARNING, "loxodon"):
+        for _ in range(2):
+            history.add_step([(0, "rate", float("nan")), (0, "all", [1.0, np.inf])], ["a"])
+    assert history.summary("") == {"all": 1.0, "all/a": 1.0}
+    assert len(caplog.messages) == 2
+    assert "The environment a reports NaN or infinity as info['metric/rate']" in caplog.text
+
+
+def test_rows_without_a_step_do_not_count() -> None:
     history = ReturnHistory(2)
     neither, both = np.zeros(2, bool), np.ones(2, bool)
     history.add_step(np.array([1.0, 1.0]), neither, ["a", "b"])
@@ -70,14 +83,13 @@ def test_rows_that_took_no_step_count_for_nothing() -> None:
     assert dict(history.lengths) == {"a": [2], "b": [3]}
 
 
-def test_metrics_of_environments_never_take_the_names_of_other_figures(
+def test_metrics_of_environments_never_replace_other_metrics(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     histories = Histories.create(2)
     histories.returns.add_step(np.array([1.0, 3.0]), np.ones(2, bool), ["a", "b/c"])
     own = histories.returns.summary("val")
-    metrics = [name.removeprefix("val/") for name in own]
-    metrics += ["level", "metric/return", "goal", "goal/a", "goal/b", "goal/b/c"]
+    metrics = ["return", "return_p20", "episode_length", "level", "metric/return", "goal"]
     _warn_of_name.cache_clear()
     with caplog.at_level(logging.WARNING, "loxodon"):
         for _ in range(2):
@@ -86,11 +98,10 @@ def test_metrics_of_environments_never_take_the_names_of_other_figures(
             )
             found = histories.summary("val", ["level"])
     assert {name: found[name] for name in own} == own
-    assert len(found) == len(own) + 3 * len(metrics)  # so none has replaced another
+    assert len(found) == len(own) + 3 * len(metrics)  # all are present
     assert found["val/metric/return"] == metrics.index("return")
     assert found["val/metric/level"] == metrics.index("level")
     assert found["val/goal"] == metrics.index("goal")
-    assert found["val/goal/a"] == metrics.index("goal")  # of the environment a
-    assert found["val/metric/goal/a"] == metrics.index("goal/a")
+    assert found["val/goal/a"] == metrics.index("goal")  # the mean over environment `a`
     assert len([text for text in caplog.messages if "info['metric/return']" in text]) == 1
     assert "it is logged as val/metric/return (and collect/, test/). Fix:" in caplog.text

@@ -1,4 +1,4 @@
-"""Environments of other packages that have an extra."""
+"""Environments of other packages that are optional extras."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def test_atari_games_are_grey_pictures_with_sticky_actions() -> None:
     env.reset(seed=0)
     steps = [env.step(2) for _ in range(150)]
     assert np.ptp(steps[-1][0]["observation"]) > 0
-    assert min(step[1] for step in steps) == -1.0  # a point was lost; rewards come as they are
+    assert min(step[1] for step in steps) == -1.0  # a point was lost; rewards are not changed
     assert atari_env("Pong", screen_size=64, all_actions=True).build().action_space == spaces.Discrete(18)
     with pytest.raises(ValueError, match=r"'ALE/Pogn-v5'.*Did you mean 'ALE/Pong-v5'"):
         atari_env("Pogn").build()
 
 
-def test_cheetahs_are_paid_for_the_wanted_velocity() -> None:
+def test_cheetahs_are_rewarded_for_the_wanted_velocity() -> None:
     pytest.importorskip("mujoco")
     env = HalfCheetahVelocity(time_limit=60)
     env.reset(seed=0)
@@ -51,7 +51,7 @@ def test_cheetahs_are_paid_for_the_wanted_velocity() -> None:
     assert env.wanted != first
 
 
-def test_attempts_of_a_cheetah_want_one_velocity() -> None:
+def test_attempts_of_a_cheetah_share_one_velocity() -> None:
     pytest.importorskip("mujoco")
     env = HalfCheetahVelocity(time_limit=5)
     trial = KShotWrapper(env, num_attempts=2)
@@ -80,7 +80,7 @@ def test_meta_world_draws_goals_and_keeps_them_within_a_trial() -> None:
         _, _, terminated, truncated, info = env.step(env.action_space.sample())
         assert (terminated, truncated) == (False, t == 499)
     assert info == {METRIC_PREFIX + "success": 0.0}
-    with pytest.raises(ValueError, match=r"MetaWorld.task is 'reach', allowed are .*reach-v3.*Fix"):
+    with pytest.raises(ValueError, match=r"MetaWorld.task is 'reach'; allowed are .*reach-v3.*Fix"):
         MetaWorld("ML1", "reach")
 
 
@@ -93,7 +93,7 @@ def test_meta_world_draws_goals_and_keeps_them_within_a_trial() -> None:
         ("envpool", "envpool/CartPole-v1", 200),
     ],
 )
-def test_batches_of_other_packages_run_and_begin_alike_with_one_seed(
+def test_batches_of_other_packages_run_and_are_reproducible_from_one_seed(
     package: str, env_id: str, length: int
 ) -> None:
     pytest.importorskip(package)

@@ -1,4 +1,4 @@
-"""The built-in tasks, each as its preset has it: what docs/tasks.md says of them is so."""
+"""The built-in tasks with the settings of their presets behave as docs/tasks.md says."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "tasks.md"
 
 
 class Row(NamedTuple):
-    """One line of the table on the page; `explorer` only where the optimum knows what is hidden."""
+    """One row of the table on the page; `explorer` is given only if the optimum uses hidden information."""
 
     steps: int
     random: float
@@ -61,12 +61,12 @@ def read_page() -> dict[str, Row]:
 
 
 class Play:
-    """An episode for a policy: the environment, observations and rewards so far, and what it notes itself."""
+    """An episode for a policy: the environment, past observations and rewards, and the policy's own notes."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         self.env: Any = env.unwrapped
         self.seen: list[Any] = []
-        self.rewards = [0.0]  # with each observation
+        self.rewards = [0.0]  # one for each observation
         self.notes: dict[str, Any] = {}
 
 
@@ -74,7 +74,7 @@ Policy = Callable[[Play], Any]
 
 
 def tmaze(play: Play) -> int:
-    """Looks for the clues where they are, and turns as they say."""
+    """Looks for the clues where they are, and turns accordingly."""
     obs, num_bits = play.seen[-1], play.env.num_bits
     if (cues := obs[1 : 1 + num_bits]).any():
         play.notes["cues"] = cues
@@ -107,12 +107,12 @@ def counting(play: Play) -> int:
 
 
 def best_arm(play: Play) -> int:
-    """Knows the arms."""
+    """Uses the hidden probabilities of the arms."""
     return int(np.argmax(play.env._means))
 
 
 def thompson(play: Play) -> int:
-    """Pulls what is best among means drawn from what is known of the arms."""
+    """Thompson sampling: pulls the arm with the largest mean drawn from the posterior."""
     if not play.notes:
         play.notes = {"counts": np.ones((2, play.env.num_arms)), "rng": np.random.default_rng(0)}
     else:
@@ -122,7 +122,7 @@ def thompson(play: Play) -> int:
 
 
 def over_ice(holes: Any, x: int, y: int) -> tuple[int, tuple[int, int]]:
-    """Action of a shortest way to the goal, and the tile that it leads to."""
+    """The action of a shortest path to the goal, and the tile that it leads to."""
     steps = steps_to_goal(holes)
     for action, (right, down) in enumerate(GRID_MOVES):
         column, row = x + right, y + down
@@ -133,12 +133,12 @@ def over_ice(holes: Any, x: int, y: int) -> tuple[int, tuple[int, int]]:
 
 
 def frozen_lake(play: Play) -> int:
-    """Knows the lake."""
+    """Uses the hidden map of the lake."""
     return over_ice(play.env._holes, play.env._x, play.env._y)[0]
 
 
 def careless_lake(play: Play) -> int:
-    """Takes every tile for ice until it has fallen through."""
+    """Assumes every tile to be ice until it has fallen through."""
     last = play.env.size - 1
     holes = play.notes.setdefault("holes", [[False] * (last + 1) for _ in range(last + 1)])
     if play.seen[-1]["is_first_timestep"][0] and not play.rewards[-1] and "next" in play.notes:
@@ -155,13 +155,13 @@ def towards(goal: tuple[int, int], cell: tuple[int, int]) -> tuple[int, int]:
 
 
 def dark_room(play: Play) -> int:
-    """Knows what is in the room."""
+    """Uses the hidden positions."""
     env = play.env
     return GRID_MOVES.index(towards(env._places[min(env._num_found, len(env._places) - 1)], env._cell))
 
 
 def searcher(play: Play) -> int:
-    """Goes to the nearest cell where the next thing may be, or to where it was."""
+    """Goes to the nearest cell that may hold the next object, or to its known position."""
     size = play.env.size
     if not play.notes:
         unseen = [{(x, y) for x in range(size) for y in range(size)} for _ in range(2)]
@@ -179,7 +179,7 @@ def searcher(play: Play) -> int:
 
 
 def mazerunner(play: Play) -> int:
-    """Knows the maze."""
+    """Uses the map of the maze."""
     env = play.env
     goal = env._goals[env._num_reached]
     ways, queue = {env._cell: -1}, deque([env._cell])
@@ -200,7 +200,7 @@ def cartpole(play: Play) -> int:
 
 
 class SwingUp:
-    """Near-optimal play of Pendulum by value iteration on a grid; speeds follow from positions."""
+    """Near-optimal play of Pendulum by value iteration on a grid; velocities are derived from positions."""
 
     angles, speeds = np.linspace(-np.pi, np.pi, 71), np.linspace(-8, 8, 51)
     torques = np.linspace(-2, 2, 5)
@@ -213,7 +213,7 @@ class SwingUp:
             self.values = (reward + 0.99 * sum(w * self.values[i, j] for w, i, j in corners)).max(axis=2)
 
     def _ahead(self, angle: Any, speed: Any, torque: Any) -> tuple[Any, list[Any]]:
-        """Rewards, and weights and indices of the grid points around the next states."""
+        """Rewards, and the weights and indices of the grid points around the next states."""
         reward = -(angle**2 + 0.1 * speed**2 + 0.001 * torque**2)
         speed = np.clip(speed + (15 * np.sin(angle) + 3 * torque) * 0.05, -8, 8)
         angle = (angle + speed * 0.05 + np.pi) % (2 * np.pi) - np.pi
@@ -259,12 +259,12 @@ EXPLORERS: dict[str, Policy] = {
 
 @gin.configurable(module="tests.tasks")
 def task_holder(make_env: Any = gin.REQUIRED) -> Any:
-    """Receives a reference exactly as Experiment does."""
+    """Receives a reference as Experiment does."""
     return make_env
 
 
 def make(preset: str) -> gym.Env[Any, Any]:
-    """The environment of a preset, bare."""
+    """The environment of a preset, without wrappers."""
     load_config([preset])
     gin.bind_parameter("task_holder.make_env", gin.query_parameter("Experiment.make_train_env"))
     env: gym.Env[Any, Any] = resolve_env(task_holder()).build_raw()
@@ -272,7 +272,7 @@ def make(preset: str) -> gym.Env[Any, Any]:
 
 
 def returns_of(env: gym.Env[Any, Any], policy: Policy | None, episodes: int) -> tuple[np.ndarray, int]:
-    """Returns of episodes and the longest one's steps; the seed is 0, actions are random without a policy."""
+    """Returns of episodes and the longest length. The seed is 0; without a policy, actions are random."""
     env.action_space.seed(0)
     returns, longest = [], 0
     for episode in range(episodes):
@@ -310,7 +310,7 @@ def test_the_page_has_all_tasks() -> None:
 
 
 def stream(env: Any, actions: list[Any], seed: int | None = None) -> list[Any]:
-    """What an environment says to the actions, episode after episode; only with a seed it is reset first."""
+    """The environment's answers to `actions` over several episodes; with a seed, it is reset first."""
     said = [] if seed is None else [env.reset(seed=seed)[0]]
     for action in actions:
         said.append(env.step(action))
@@ -329,7 +329,7 @@ def same(one: list[Any], other: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize("preset", list(POLICIES))
-def test_seeds_and_stored_states_decide_what_happens(preset: str) -> None:
+def test_seeds_and_stored_states_determine_everything(preset: str) -> None:
     raw = [make(preset) for _ in range(4)]
     if "velocity" in preset:
         raw = [ClassicControlState(env) for env in raw]
@@ -340,28 +340,28 @@ def test_seeds_and_stored_states_decide_what_happens(preset: str) -> None:
     actions = [one.action_space.sample() for _ in range(500)]
     first = stream(one, actions[:230], seed=3)
     assert same(first, stream(other, actions[:230], seed=3))
-    assert not same(first, stream(third, actions[:230], seed=6))  # 4 and 5 draw the same clue
+    assert not same(first, stream(third, actions[:230], seed=6))  # seeds 4 and 5 draw the same clue
     state = get_state(one)
-    expected = stream(one, actions[230:])  # after the state was taken
+    expected = stream(one, actions[230:])  # these steps follow the saved state
     fourth.reset(seed=8)
     set_state(fourth, state)
     assert same(stream(fourth, actions[230:]), expected)
 
 
-# --- rules that the presets do not show --------------------------------------------------------------------
+# --- rules that the presets do not cover -------------------------------------------------------------------
 
 
-def test_the_active_tmaze_shows_its_clue_where_it_has_to_be_fetched() -> None:
+def test_the_active_tmaze_shows_its_clue_only_at_its_end() -> None:
     env = TMazeActive(horizon=2)
     obs, _ = env.reset(seed=0)
     assert obs.tolist() == [1, 0, 0]
-    steps = [env.step(action) for action in (2, 2, 0, 0, 0)]  # one step left too many
+    steps = [env.step(action) for action in (2, 2, 0, 0, 0)]  # one extra step to the left
     assert [abs(step[0][1]) for step in steps] == [1, 1, 0, 0, 0]
     assert [step[1] for step in steps] == [0, -0.5, 0, 0, 0]
     assert [step[2] for step in steps] == [False] * 4 + [True]  # no time is left for the turn
 
 
-def test_each_fork_of_the_tmaze_pays_for_itself() -> None:
+def test_each_fork_of_the_tmaze_has_its_own_reward() -> None:
     env = TMazePassive(horizon=1, num_bits=3, goal_reward=6.0)
     cues = env.reset(seed=1)[0][1:4]
     right = [1 if cue > 0 else 3 for cue in cues]
@@ -389,14 +389,14 @@ def test_attempts_share_the_lake_and_trials_do_not() -> None:
             metrics.update(info)
     assert len(lakes) == 24
     assert 6 <= len(set(lakes)) <= 8
-    assert len({str(way) for way in ways}) > 16  # chance goes on within a trial
+    assert len({str(way) for way in ways}) > 16  # randomness continues within a trial
     assert {
         f"metric/{name}_attempt_{i}" for name in ("success", "return") for i in range(3)
     } <= metrics.keys()
 
 
 @pytest.mark.parametrize("settings", [{}, {"recover_mode": True}, {"hard_mode": True}, {"slip_prob": 0.3}])
-def test_ways_end_at_holes_at_the_goal_or_in_time(settings: dict[str, Any]) -> None:
+def test_paths_end_at_holes_at_the_goal_or_at_the_time_limit(settings: dict[str, Any]) -> None:
     env = FrozenLake(size=4, **settings)
     env.action_space.seed(1)
     ends, noisy, swapped = set(), 0, 0
@@ -419,7 +419,7 @@ def test_ways_end_at_holes_at_the_goal_or_in_time(settings: dict[str, Any]) -> N
 
 
 def places(env: Any) -> int:
-    """How many different observations play at random comes to in attempts at one task."""
+    """The number of different observations that random play reaches in attempts at one task."""
     env.action_space.seed(0)
     seen = set()
     for _ in range(100):
@@ -434,7 +434,7 @@ def places(env: Any) -> int:
 @pytest.mark.parametrize(
     "make_task", [lambda: FrozenLake(5, hole_prob=0.0), lambda: DarkRoom(5), lambda: DarkKeyToDoor(5)]
 )
-def test_a_new_size_begins_with_the_next_task(make_task: Callable[[], Any]) -> None:
+def test_a_new_size_takes_effect_with_the_next_task(make_task: Callable[[], Any]) -> None:
     env, other = make_task(), make_task()
     env.reset(seed=0)
     env.size = 3
@@ -447,7 +447,7 @@ def test_a_new_size_begins_with_the_next_task(make_task: Callable[[], Any]) -> N
         env.reset()
 
 
-def test_rooms_draw_what_actions_mean_if_asked() -> None:
+def test_rooms_permute_actions_if_asked() -> None:
     env = KShotWrapper(DarkRoom(size=5, time_limit=1, randomize_actions=True), num_attempts=2)
     room: Any = env.unwrapped
     meanings = []
@@ -460,7 +460,7 @@ def test_rooms_draw_what_actions_mean_if_asked() -> None:
     assert len(set(meanings)) > 10
 
 
-def test_gaussian_arms() -> None:
+def test_gaussian_arms_have_their_own_means_and_unit_deviation() -> None:
     env = Bandit(num_arms=3, num_steps=400, kind="gaussian")
     env.reset(seed=0)
     steps = [env.step(1) for _ in range(400)]
@@ -483,13 +483,13 @@ def test_gaussian_arms() -> None:
         (FrozenLake, {"slip_prob": -0.1}, r"FrozenLake.slip_prob is -0.1.*Fix:"),
         (DarkRoom, {"time_limit": None}, r"DarkRoom.time_limit is None.*Fix:"),
         (DarkKeyToDoor, {"size": True}, r"DarkKeyToDoor.size is True.*Fix:"),
-        (Bandit, {"kind": "normal"}, r"Bandit.kind is 'normal', .*'bernoulli', 'gaussian'.*Fix:"),
+        (Bandit, {"kind": "normal"}, r"Bandit.kind is 'normal'; .*'bernoulli', 'gaussian'.*Fix:"),
         (Bandit, {"num_arms": 1}, r"Bandit.num_arms is 1.*Fix:"),
         (Recall, {"length": 4, "order": "back"}, r"Recall.order is 'back'.*'by_key'.*Fix:"),
         (Counting, {"length": 4, "num_symbols": 1}, r"Counting.num_symbols is 1.*Fix:"),
     ],
 )
-def test_impossible_settings(task: Any, settings: dict[str, Any], words: str) -> None:
+def test_impossible_settings_are_refused(task: Any, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         task(**settings)
 

@@ -1,4 +1,4 @@
-"""Text observations as numbers, by a vocabulary that belongs to the recipe of the environment."""
+"""Text observations as numbers, by a vocabulary that is part of the environment's recipe."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORDS = ["go", "to", "room", "4", ".", "0"]
 GO_TO_ROOM_4_0 = [2, 3, 4, 5, 6, 7]
 
 
-def test_words_have_fixed_numbers_and_the_rest_is_told_once(caplog: Any) -> None:
+def test_words_have_fixed_numbers_and_unknown_ones_are_reported_once(caplog: Any) -> None:
     space = Tokens(["Go", "to", ",", "red"], max_tokens=5)
     assert space.encode("go to, RED").tolist() == [2, 3, 4, 5, 0]
     assert space.encode("").tolist() == [0] * 5
@@ -50,7 +50,7 @@ def test_words_have_fixed_numbers_and_the_rest_is_told_once(caplog: Any) -> None
 
 
 @pytest.mark.parametrize("words", [[], ["two words"], ["red", "Red"], [""]])
-def test_impossible_vocabularies(words: list[str]) -> None:
+def test_impossible_vocabularies_are_refused(words: list[str]) -> None:
     with pytest.raises(ValueError, match=r"The vocabulary has .*Fix:"):
         Tokens(words)
 
@@ -69,7 +69,7 @@ def test_the_recipe_turns_texts_into_numbers(space: Any) -> None:
         env.close()
 
 
-def test_environments_with_a_batch_axis_of_their_own() -> None:
+def test_environments_with_their_own_batch_axis_may_have_a_vocabulary() -> None:
     make = partial(gym.vector.SyncVectorEnv, [MissionEnv] * 2, autoreset_mode=AutoresetMode("SameStep"))
     env = AlreadyVectorizedEnv([EnvSpec(make, vocabulary=Tokens(WORDS, 6))] * 2)
     assert env.reset(seed=4)[0]["mission"].tolist() == [GO_TO_ROOM_4_0, [2, 3, 4, 1, 6, 7]]
@@ -108,7 +108,7 @@ def test_minigrid_works_with_its_own_words(make: Any, caplog: Any) -> None:
     assert not caplog.records
 
 
-def test_missions_stay_text_where_that_is_asked_for() -> None:
+def test_missions_stay_text_if_asked_for() -> None:
     pytest.importorskip("minigrid")
     spec = gym_env("MiniGrid-MemoryS7-v0", vocabulary=None)
     for one in (spec, EnvSpec(lambda: spec)):
@@ -116,7 +116,7 @@ def test_missions_stay_text_where_that_is_asked_for() -> None:
     assert gym_env("MiniGrid-MemoryS7-v0", max_tokens=5).build().observation_space["mission"].shape == (5,)
 
 
-def test_gin_names_the_vocabulary() -> None:
+def test_gin_can_name_the_vocabulary() -> None:
     spec = gym_env("BabyAI-GoToLocal-v0", vocabulary="minigrid", max_tokens=9)
     assert spec.vocabulary == Tokens(MINIGRID_WORDS, 9)
     missions = (

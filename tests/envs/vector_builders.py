@@ -1,4 +1,4 @@
-"""Every kind of vector environment, built the same way."""
+"""Every kind of vector environment, built in the same way."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gymnasium_vector_env(num_envs: int, mode: str = "SameStep", **kwargs: Any) -
 
 
 def vector_env_of(maker: Any) -> gym.vector.VectorEnv:
-    """Two rows of what `maker` makes."""
+    """Two rows of the environment that `maker` makes."""
     return gym.vector.SyncVectorEnv([maker] * 2, autoreset_mode=AutoresetMode("SameStep"))
 
 

@@ -1,4 +1,4 @@
-"""What a file of a run may hold instead of what is expected there."""
+"""Unexpected contents of a file of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def evaluation(**changes: Any) -> bytes:
-    """An evaluation of the best policy, with changes in the file or, by `one`, in its only entry."""
+    """An evaluation of the best policy with changes in the file, or (by `one`) in its only entry."""
     one = {
         "context": None,
         "task": "t",

@@ -1,4 +1,4 @@
-"""What holds for every test of a run."""
+"""Fixtures for all tests of runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Bindings and switches of one test are no business of the next; curves take long, and are left out."""
+    """Reset gin bindings and global switches after each test; skip plots, which are slow."""
     gin.clear_config()
     monkeypatch.setattr("loxodon.experiment.experiment.draw_if_possible", lambda run_dir: None)
     yield

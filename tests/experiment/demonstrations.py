@@ -1,4 +1,4 @@
-"""A tiny task, demonstrations of it, and on-policy runs in it."""
+"""A tiny task, demonstrations of it, and on-policy runs on it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = 8
 
 
 class Copy(gym.Env[np.ndarray, Any]):
-    """Shows a number; doing the same is worth 1. Episodes end after 8 steps."""
+    """Shows a number; the same number as the action gives reward 1. Episodes end after 8 steps."""
 
     observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
 
@@ -113,7 +113,7 @@ def weights_of(exp: Experiment) -> dict[str, torch.Tensor]:
 
 
 def pretrained(exp: Experiment) -> dict[str, torch.Tensor]:
-    """The weights right before the first epoch collects."""
+    """The weights just before the first epoch collects."""
     found: dict[str, torch.Tensor] = {}
     real = exp.collect_new_training_data
 

@@ -1,4 +1,4 @@
-"""A tiny agent and a scripted environment, and an Experiment made of them."""
+"""A tiny agent, a scripted environment, and an Experiment made of them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CriticEnsemble.d_hidden = 8
 
 
 class CountingEnv(gym.Env[np.ndarray, int]):
-    """Shows [episode number, timestep]; ends after `length` steps, by termination or by truncation.
+    """Observes [episode number, timestep]; ends after `length` steps, by termination or by truncation.
 
     The reward of a step is 1 for action 1 and 0 otherwise, plus noise from the env's own generator.
     """
@@ -98,7 +98,8 @@ class TinyAgent(nn.Module):
         self.action_dim = int(action_space.n)
         width = sum(int(np.prod(s.shape or (1,))) for s in obs_space.spaces.values()) + 1 + self.action_dim
         self.actor, self.critic = nn.Linear(width, self.action_dim), nn.Linear(width, 1)
-        self.frozen = nn.Parameter(torch.ones(3), requires_grad=True)  # gets gradients, is in no optimizer
+        # gets gradients, but no optimizer holds it
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=True)
         self.num_after_update = 0
         self.seen_hidden: list[Tensor] = []
 
@@ -109,7 +110,7 @@ class TinyAgent(nn.Module):
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Tensor, sample: bool
     ) -> tuple[Tensor, Tensor]:
         assert rl2s.shape[1] == 1 + self.action_dim
-        assert torch.equal(hidden_state, time_idxs[:, 0])  # blanked exactly where an episode begins
+        assert torch.equal(hidden_state, time_idxs[:, 0])  # reset exactly where an episode begins
         logits = self.actor(self._inputs(obs, rl2s))
         actions = torch.distributions.Categorical(logits=logits).sample() if sample else logits.argmax(-1)
         return actions, hidden_state + 1
@@ -145,7 +146,7 @@ class TinyAgent(nn.Module):
 
 
 class Predicting(Agent):
-    """Predicts the next observation, of two numbers, and something of the state at each timestep."""
+    """Predicts the next observation (two numbers), and one scalar per timestep."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         parts = recommended(num_critics=3, critic_subset=all_of(3), training_discounts=(0.9,))
@@ -210,7 +211,7 @@ def learning(folder: Path, kind: type[Experiment] = Experiment, **changes: Any) 
     exp.start()
     exp.policy.train()
     if isinstance(exp.policy, OffPolicyAgent) and isinstance(exp.policy.values, FixedUnits):
-        exp.policy.values.unit.fill_(1.0)  # or all values and gradients are 0 in the first update
+        exp.policy.values.unit.fill_(1.0)  # otherwise all values and gradients are 0 in the first update
     return exp
 
 
@@ -225,11 +226,11 @@ def run(experiment: Experiment, prepare: Callable[[Experiment], Any] | None = No
 
 
 class KilledError(BaseException):
-    """Stands for the end of the process, which saves nothing."""
+    """Simulates the death of the process, which saves nothing."""
 
 
 def die_in(exp: Experiment, epoch: int) -> None:
-    """Learn, and die in the middle of an epoch's updates, leaving everything as it is."""
+    """Learn, and die in the middle of an epoch's updates without cleaning up."""
     update = exp.learner.update
 
     def dying(*args: Any, **kwargs: Any) -> Any:
@@ -241,14 +242,14 @@ def die_in(exp: Experiment, epoch: int) -> None:
     try:
         exp.learn()
     except KilledError:
-        exp.loader.close()  # a real death takes these with it
+        exp.loader.close()  # a real death ends these too
         exp.dataset.close()
     else:
         raise AssertionError("it has not died")
 
 
 def metrics(run_dir: Path, with_time: bool = False) -> list[dict[str, Any]]:
-    """All records of a run, as a rule without what a clock says."""
+    """All records of a run, by default without times."""
     lines = (run_dir / "logs" / "metrics.jsonl").read_text().splitlines()
     parsed = [json.loads(line) for line in lines]
     return [{k: v for k, v in one.items() if with_time or not k.startswith("time/")} for one in parsed]

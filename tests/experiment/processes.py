@@ -1,4 +1,4 @@
-"""Runs as processes of their own: started, waited for, killed."""
+"""Runs as separate processes: starting, waiting, killing."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ learner.Learner.update = dying
 
 
 def launch(folder: Path, *words: str, **changes: Any) -> subprocess.Popen[str]:
-    """A run of `make_experiment`, in a process group of its own."""
+    """Start a run of `make_experiment` in a process group of its own."""
     root = str(Path(__file__).parents[2])
     return start(SCRIPT.format(root=root, folder=str(folder), changes=changes), *words)
 
 
 def start(code: str, *words: str, cwd: Path | None = None) -> subprocess.Popen[str]:
-    """A Python process; what it prints is read in the end."""
+    """Start a Python process; `finish` reads its output."""
     return subprocess.Popen(
         [sys.executable, "-c", code, *words],
         cwd=cwd,
@@ -56,14 +56,14 @@ def start(code: str, *words: str, cwd: Path | None = None) -> subprocess.Popen[s
 
 
 def finish(process: subprocess.Popen[Any]) -> Any:
-    """What it prints to its pipe, if it has one, up to its end."""
+    """Wait for the end; returns the output of the process if it has a pipe."""
     return process.communicate(timeout=100)[0]
 
 
 def wait_for(
     condition: Callable[[], Any], process: subprocess.Popen[Any] | None = None, limit_s: float = 60.0
 ) -> None:
-    """Until the condition holds; fails after a minute, or when the process ends before."""
+    """Wait until the condition holds; fails after a minute, or when the process ends first."""
     deadline_s = time.monotonic() + limit_s
     while not condition():
         assert process is None or process.poll() is None, finish(process)
@@ -80,7 +80,7 @@ def is_anybody_left(group: int) -> bool:
 
 
 def kill_and_resume(folder: Path, *, after_updates: int) -> None:
-    """Run `exact.gin`; `kill -9` it where it has made so many updates, and resume it."""
+    """Run `exact.gin`, `kill -9` it after this number of updates, and resume it."""
     words = ["--config", "exact.gin", "Experiment.verbose=False"]
     victim = start(KILLED.format(updates=after_updates) + CONFIG_SCRIPT, *words, cwd=folder)
     status = victim.wait(timeout=100)

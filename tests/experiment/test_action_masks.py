@@ -1,4 +1,4 @@
-"""A rollout in environments that rule out some actions at every step."""
+"""A rollout in environments that disallow some actions at every step."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class StrictEnv(gym.Env[Any, Any]):
 
 @pytest.mark.parametrize("kind", [Agent, DQNAgent, PPOAgent])
 @pytest.mark.parametrize("is_single", [True, False])
-def test_no_action_is_taken_that_the_observation_rules_out(kind: Any, is_single: bool) -> None:
+def test_disallowed_actions_are_never_taken(kind: Any, is_single: bool) -> None:
     if kind is DQNAgent and not is_single:
         return
     envs = make_vector_env([EnvSpec(StrictEnv, {"is_single": is_single})] * 8, "sync")

@@ -31,7 +31,7 @@ def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> UrlStore:
     return UrlStore(f"{request.param}{tmp_path}/store")
 
 
-def test_what_is_put_can_be_fetched_by_version_and_by_alias(
+def test_artifacts_can_be_fetched_by_version_and_by_alias(
     any_store: UrlStore, files: Path, tmp_path: Path
 ) -> None:
     store = any_store
@@ -62,7 +62,7 @@ def test_a_list_has_versions_in_order_with_aliases_and_metadata(any_store: UrlSt
     assert UrlStore("/does/not/exist").list() == []
 
 
-def test_short_references_mean_this_run_and_states_before_weights(store: UrlStore, files: Path) -> None:
+def test_short_references_mean_this_run_and_states_before_policies(store: UrlStore, files: Path) -> None:
     for _ in range(2):
         store.put("run/state", files, metadata={}, aliases=["latest"])
     for _ in range(3):
@@ -78,7 +78,7 @@ def test_short_references_mean_this_run_and_states_before_weights(store: UrlStor
         "base/policy:best": "base/policy:v0",
     }
     assert {short: find_artifact(store, short, "run").reference for short in meanings} == meanings
-    with pytest.raises(FileNotFoundError, match="base/policy:v0"):  # a number is never one of weights
+    with pytest.raises(FileNotFoundError, match="base/policy:v0"):  # a version number never means a policy
         find_artifact(store, "base:v0", "run")
 
 
@@ -97,7 +97,7 @@ def test_an_unknown_reference_lists_what_exists(store: UrlStore, files: Path, tm
         store.get("latest", tmp_path / "out")
 
 
-def test_damage_is_noticed(store: UrlStore, files: Path, tmp_path: Path) -> None:
+def test_damage_is_detected(store: UrlStore, files: Path, tmp_path: Path) -> None:
     store.put("run/state", files, metadata={})
     stored = Path(store.url, "run", "state", "v0", "weights")
     for damage in (lambda: stored.write_bytes(b"W"), stored.unlink):
@@ -108,7 +108,7 @@ def test_damage_is_noticed(store: UrlStore, files: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["state", "a/b/c", "run:1/x", ".x/state"])
-def test_names_that_would_mean_something_else_are_refused(store: UrlStore, files: Path, name: str) -> None:
+def test_ambiguous_names_are_refused(store: UrlStore, files: Path, name: str) -> None:
     with pytest.raises(ValueError, match=r"is no reference to an artifact.*Fix: name run"):
         store.put(name, files, metadata={})
     assert store.list() == []
@@ -131,7 +131,7 @@ def test_a_failed_put_leaves_nothing(
     assert not any_store._fs.exists(any_store._path("run/state/v0"))
 
 
-def test_what_a_killed_process_left_counts_as_none_and_stays_apart(
+def test_an_incomplete_version_of_a_killed_process_does_not_count_and_is_not_reused(
     store: UrlStore, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.put("run/state", files, metadata={}, aliases=["latest"])
@@ -140,7 +140,7 @@ def test_what_a_killed_process_left_counts_as_none_and_stays_apart(
     (home / "v1" / "old").write_text("half")
     assert [info.reference for info in store.list()] == ["run/state:v0"]
     assert store.put("run/state", files, metadata={}) == "v2"
-    monkeypatch.setattr(store, "_names", lambda *_: [])  # another process is about to make the same version
+    monkeypatch.setattr(store, "_names", lambda *_: [])  # another process is about to write the same version
     with pytest.raises(FileExistsError):
         store.put("run/state", files, metadata={})
     assert (home / "v0" / "weights").exists()
@@ -150,7 +150,7 @@ def test_what_a_killed_process_left_counts_as_none_and_stays_apart(
 
 
 @pytest.mark.parametrize("name", ["weights", "sub/note.txt"])
-def test_a_link_out_of_what_is_stored_is_refused(
+def test_links_that_leave_the_files_to_store_are_refused(
     store: UrlStore, files: Path, tmp_path: Path, name: str
 ) -> None:
     path = (files / name).rename(tmp_path / "secret")
@@ -166,7 +166,9 @@ def test_a_link_out_of_what_is_stored_is_refused(
 
 
 @pytest.mark.parametrize("name", ["v0/weights", "v0/sub", "v0", "."])
-def test_a_link_out_of_the_store_is_refused(store: UrlStore, files: Path, tmp_path: Path, name: str) -> None:
+def test_links_that_leave_the_store_are_refused(
+    store: UrlStore, files: Path, tmp_path: Path, name: str
+) -> None:
     store.put("run/state", files, metadata={})
     place = Path(store.url, "run", "state", name)
     path = place.rename(tmp_path / "secret")
@@ -183,7 +185,7 @@ def test_a_pipe_is_not_copied(store: UrlStore, files: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"[]", b"[" * 100_000, b"\xff", b'{"aliases": [], "bytes": 1}'])
-def test_damaged_facts_hide_no_other_version(
+def test_damaged_metadata_hides_no_other_version(
     store: UrlStore, files: Path, tmp_path: Path, content: bytes
 ) -> None:
     for _ in range(2):
@@ -194,7 +196,7 @@ def test_damaged_facts_hide_no_other_version(
 
 
 @pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped"])
-def test_facts_name_no_file_outside_the_version(
+def test_metadata_cannot_name_files_outside_the_version(
     store: UrlStore, files: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.put("run/state", files, metadata={})

@@ -17,13 +17,13 @@ from loxodon.experiment.artifacts import WandbStore
 from .fakes import KilledError, make_experiment, metrics, run
 
 wandb = pytest.importorskip("wandb")
-BLOCK, HEADER = 32768, 7  # bytes: a file of wandb is a log in LevelDB's format, behind 7 bytes of its own
+BLOCK, HEADER = 32768, 7  # bytes; a file of wandb is a log in LevelDB's format behind a header of 7 bytes
 SMALL: dict[str, Any] = {"epochs": 2, "ckpt_interval": 1, "train_batches_per_epoch": 2}
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty home directory, and no settings of wandb but these."""
+    """An empty home directory, with no wandb settings except these."""
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     home = tmp_path / "home"
@@ -33,14 +33,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setattr(sys, "exit", sys.exit)  # which wandb replaces
-    wandb.teardown()  # its service has the environment of its first use
+    monkeypatch.setattr(sys, "exit", sys.exit)  # wandb replaces it
+    wandb.teardown()  # its service keeps the environment of its first use
     yield home
     wandb.teardown()
 
 
 def records(path: Path) -> list[Any]:
-    """What an offline run has recorded."""
+    """The records of an offline run."""
     from wandb.proto import wandb_internal_pb2 as pb
 
     data, found, parts, at = path.read_bytes(), [], b"", HEADER
@@ -60,7 +60,7 @@ def records(path: Path) -> list[Any]:
 
 
 def offline_records(exp: Experiment) -> list[Any]:
-    """Of all offline runs of an experiment, in the order of their making."""
+    """The records of all offline runs of an experiment, in order of creation."""
     wandb.teardown()  # its service may still be writing
     paths = sorted((exp.run_dir / "wandb_logs" / "wandb").glob("offline-run-*/*.wandb"), key=made_at)
     return [record for path in paths for record in records(path)]
@@ -90,7 +90,7 @@ def experiment(tmp_path: Path, **changes: Any) -> Experiment:
 
 
 @pytest.mark.slow
-def test_an_offline_run_records_figures_config_and_artifacts(tmp_path: Path, home: Path) -> None:
+def test_an_offline_run_records_metrics_config_and_artifacts(tmp_path: Path, home: Path) -> None:
     exp = run(experiment(tmp_path, run_name="my run", wandb_entity="e", wandb_group_name="g"))
     found = offline_records(exp)
     rows, lines = history(found), metrics(exp.run_dir)
@@ -113,14 +113,15 @@ def test_an_offline_run_records_figures_config_and_artifacts(tmp_path: Path, hom
     assert all(Path(entry.local_path).is_file() for entry in states[-1].manifest.contents)
     policies = [a for a in logged if a.name == "my-run-policy"]
     assert policies
-    assert (policies[-1].type, set(policies[-1].aliases)) == ("model", {"best", "latest"})  # W&B adds one
-    assert list(home.iterdir()) == []  # everything of wandb is in the run folder
+    # W&B adds the alias `latest`
+    assert (policies[-1].type, set(policies[-1].aliases)) == ("model", {"best", "latest"})
+    assert list(home.iterdir()) == []  # all files of wandb are in the run folder
     assert not Path("wandb").exists()
     assert not [name for name in os.environ if name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR")]
 
 
 @pytest.mark.slow
-def test_without_a_login_the_run_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_a_login_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
     exp = experiment(tmp_path, **{"Artifacts.store": None})
     exp.start()
@@ -130,7 +131,7 @@ def test_without_a_login_the_run_says_what_to_do(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_under_its_id_and_repeats_records_at_their_env_steps(tmp_path: Path) -> None:
+def test_a_killed_run_continues_under_its_id_and_repeats_records_at_their_env_steps(tmp_path: Path) -> None:
     first = experiment(tmp_path, epochs=4, ckpt_interval=2)
     first.start()
     update = first.learner.update
@@ -164,7 +165,7 @@ def test_a_killed_run_goes_on_under_its_id_and_repeats_records_at_their_env_step
 
 
 @pytest.mark.slow
-def test_the_store_works_without_logging_and_the_figures_stay_here(tmp_path: Path) -> None:
+def test_the_store_works_without_logging_and_metrics_stay_local(tmp_path: Path) -> None:
     exp = run(experiment(tmp_path, log_to_wandb=False))
     found = offline_records(exp)
     assert history(found) == []

@@ -1,4 +1,4 @@
-"""One collector over one or two groups of envs: what it steps, stores, counts and goes on from."""
+"""One collector for one or two groups of envs: stepping, storing, counting and continuing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 class TwoPartEnvs:
-    """A vector env of this process with the two-part step of one in other processes; notes the order."""
+    """An in-process vector env with the two-part step of worker processes; it records the order of calls."""
 
     def __init__(self, name: str, envs: Any, calls: list[str]) -> None:
         self.name, self.envs, self.calls = name, envs, calls
@@ -48,7 +48,7 @@ def make_collector(
     agent_type: type[TinyAgent] = TinyAgent,
     **settings: Any,
 ) -> Collector:
-    """A group for each list of episode lengths; `sinks` go to the first."""
+    """One group per list of episode lengths; `sinks` go to the first group."""
     groups, clock = [], WritingClock()
     for i, part in enumerate(lengths):
         specs = [EnvSpec(CountingEnv, {"length": n, "truncates": truncates}) for n in part]
@@ -68,18 +68,18 @@ def make_collector(
 
 
 def trajectories(folder: Path) -> list[Any]:
-    """In the order of writing."""
+    """Trajectories in the order of writing."""
     paths = sorted(folder.glob("*.npz"), key=lambda path: path.name.split("_")[1])
     return [load_trajectory(path) for path in paths]
 
 
 def lengths_of(collector: Collector) -> list[int]:
-    """Of all episodes that have ended."""
+    """Lengths of all episodes that have ended."""
     return sorted(n for ns in collector.histories.returns.lengths.values() for n in ns)
 
 
 class RecordingSink(Sink):
-    """Keeps copies of everything it is given, and the names of all calls; raises in those named."""
+    """Stores copies of all its inputs and the names of all calls; raises in the calls named."""
 
     def __init__(self, *failing: str) -> None:
         self.begun: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
@@ -117,8 +117,8 @@ class RecordingSink(Sink):
 # ---- steps ----
 
 
-def test_a_step_goes_to_the_sink_as_it_was_and_the_policy_starts_afresh_after_an_end() -> None:
-    """TinyAgent itself checks that its memory is blank exactly where an episode begins."""
+def test_a_sink_gets_the_original_step_and_the_policy_resets_after_an_end() -> None:
+    """TinyAgent checks that its hidden state is reset exactly where an episode begins."""
     sink = RecordingSink()
     make_collector([3, 5], sinks=[sink]).collect(4)
     for step in sink.added:
@@ -156,7 +156,7 @@ GROUPS = pytest.mark.parametrize("lengths", [[[3, 5, 4]], [[3, 5], [4]]], ids=["
 
 
 @GROUPS
-def test_calls_may_be_cut_anywhere(tmp_path: Path, lengths: list[list[int]]) -> None:
+def test_collection_can_be_split_anywhere(tmp_path: Path, lengths: list[list[int]]) -> None:
     for name, parts in (("whole", [12]), ("parts", [5, 0, 7])):
         collector = make_collector(*lengths, folder=tmp_path / name)
         collector.restart(seed=3)
@@ -171,7 +171,7 @@ def test_calls_may_be_cut_anywhere(tmp_path: Path, lengths: list[list[int]]) -> 
 
 
 @GROUPS
-def test_figures_are_those_of_all_envs_and_shares_of_episodes_are_equal(lengths: list[list[int]]) -> None:
+def test_metrics_cover_all_envs_and_every_env_counts_equally_many_episodes(lengths: list[list[int]]) -> None:
     collector = make_collector(*lengths)
     collector.collect(12)
     assert lengths_of(collector) == [3] * 4 + [4] * 3 + [5] * 2
@@ -184,21 +184,21 @@ def test_figures_are_those_of_all_envs_and_shares_of_episodes_are_equal(lengths:
 
 
 @pytest.mark.parametrize("truncates", [False, True])
-def test_files_on_disk_tell_truncation_from_termination(tmp_path: Path, truncates: bool) -> None:
+def test_files_distinguish_truncation_from_termination(tmp_path: Path, truncates: bool) -> None:
     collector = make_collector([3, 3], truncates=truncates, folder=tmp_path)
     collector.collect(6)
     collector.close()
     trajs = trajectories(tmp_path)
     assert len(trajs) == 4
     for traj in trajs:
-        np.testing.assert_array_equal(traj.obs["observation"][:, 1], [0, 1, 2, 3])  # 3: the true last one
+        np.testing.assert_array_equal(traj.obs["observation"][:, 1], [0, 1, 2, 3])  # 3 is the true last one
         np.testing.assert_array_equal(traj.dones[:, 0], [False, False, not truncates])
         np.testing.assert_array_equal(traj.time_idxs[:, 0], [0, 1, 2, 3])
         assert len(np.unique(traj.obs["observation"][:, 0])) == 1  # nothing of the next episode
 
 
 class NextStepEnvs:
-    """Two envs; the second has episodes of three steps and resets a call late (next-step autoreset)."""
+    """Two envs; the second has episodes of three steps and resets one call late (next-step autoreset)."""
 
     num_envs = 2
     single_observation_space = spaces.Dict(
@@ -229,7 +229,7 @@ class NextStepEnvs:
         return obs, rewards, ended, no, infos
 
 
-def test_rows_that_are_no_timestep_are_not_stored_counted_or_remembered(tmp_path: Path) -> None:
+def test_rows_without_a_timestep_are_not_stored_counted_or_remembered(tmp_path: Path) -> None:
     envs: Any = NextStepEnvs()
     obs_space = spaces.Dict(observation=envs.single_observation_space["observation"])
     torch.manual_seed(0)
@@ -253,7 +253,7 @@ def test_rows_that_are_no_timestep_are_not_stored_counted_or_remembered(tmp_path
 # ---- several sinks, and checkpoints ----
 
 
-def test_a_sink_that_raises_keeps_nothing_from_the_others() -> None:
+def test_a_sink_that_raises_does_not_affect_the_others() -> None:
     first, second, third = RecordingSink("add", "close"), RecordingSink("add"), RecordingSink()
     collector = make_collector([4, 4], sinks=[first, second, third])
     collector.set_policy_version(5)
@@ -267,7 +267,7 @@ def test_a_sink_that_raises_keeps_nothing_from_the_others() -> None:
 
 
 @GROUPS
-def test_states_come_back_and_foreign_ones_are_refused(tmp_path: Path, lengths: list[list[int]]) -> None:
+def test_states_are_restored_and_foreign_ones_are_refused(tmp_path: Path, lengths: list[list[int]]) -> None:
     def make(*parts: list[int], num_sinks: int = 2) -> Collector:
         return make_collector(*parts, sinks=[RecordingSink() for _ in range(num_sinks)], folder=tmp_path)
 
@@ -275,11 +275,11 @@ def test_states_come_back_and_foreign_ones_are_refused(tmp_path: Path, lengths: 
     collector.collect(3)
     collector.wait()
     state, other = collector.state_dict(), make(*lengths)
-    assert state["rollout"] is None  # such envs do not offer their state
+    assert state["rollout"] is None  # these envs do not offer their state
     assert not other.load_state_dict(state)
     assert other.groups[0].exploration.state_dict() == state["exploration"][0]  # type: ignore[union-attr]
     assert [sink.count for sink in other.groups[0].sinks[:2]] == [3, 3]  # type: ignore[attr-defined]
-    other.flush()  # what was running is stored
+    other.flush()  # running pieces are stored
     assert sorted(map(len, trajectories(tmp_path))) == [3, 3, 3]
     with pytest.raises(ValueError, match=r"state is that of 3 sinks, but there are 2 now.*Fix: resume with"):
         make(*lengths, num_sinks=1).load_state_dict(state)
@@ -287,7 +287,7 @@ def test_states_come_back_and_foreign_ones_are_refused(tmp_path: Path, lengths: 
 
 @pytest.mark.parametrize("now", [[[5], [3, 4]], [[3, 5, 4, 6]], [[3], [5]], [[4]]], ids=str)
 @GROUPS
-def test_with_other_envs_schedules_go_on_and_what_was_running_is_stored_once(
+def test_with_other_envs_schedules_continue_and_running_pieces_are_stored_once(
     tmp_path: Path, lengths: list[list[int]], now: list[list[int]], caplog: pytest.LogCaptureFixture
 ) -> None:
     before = make_collector(*lengths, folder=tmp_path)

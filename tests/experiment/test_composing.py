@@ -1,4 +1,4 @@
-"""Configs put on top of each other, modules of the user's, and mends that are followed to the letter."""
+"""Layered configs, user modules, and suggested fixes that are followed to the letter."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What is printed for a config that cannot be used: one line, without traceback."""
+    """The error for an unusable config: one line, without a traceback."""
     assert main([*words, "--check"]) == 2
     error = capsys.readouterr().err
     lines = [line for line in error.splitlines() if line.startswith("config error:")]
@@ -79,11 +79,11 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return lines[0]
 
 
-# --- what a later source replaces -----------------------------------------------------------------------
+# --- replacing parts ------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_an_encoder_is_switched_by_what_comes_later(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_later_source_switches_the_encoder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config", "tmaze", "--config", "encoders/gru_small", "--check"]) == 0
     printed = capsys.readouterr()
     assert "# unused: " in printed.out
@@ -91,7 +91,7 @@ def test_an_encoder_is_switched_by_what_comes_later(capsys: pytest.CaptureFixtur
     assert "check passed" in printed.out
 
 
-def test_a_switched_agent_trains_without_a_word_on_the_settings_of_the_other(
+def test_a_switched_agent_trains_without_notes_about_settings_of_the_other(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["--config", "tiny.gin", "Experiment.agent_type=@PPOAgent"]) == 0
@@ -105,7 +105,7 @@ def test_a_switched_agent_trains_without_a_word_on_the_settings_of_the_other(
         ("", ["Experiment.agent_type=@PPOAgent", "Actor.d_hidden=9"]),
     ],
 )
-def test_what_one_source_sets_and_makes_unused_is_an_error(
+def test_a_setting_that_its_own_source_makes_unused_is_an_error(
     added: str, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("mine.gin").write_text(f"include 'tiny.gin'\n{added}")
@@ -124,7 +124,7 @@ def test_what_one_source_sets_and_makes_unused_is_an_error(
         ("import json\njson.loads('{')\n", "comp_env.py:2: JSONDecodeError"),
     ],
 )
-def test_a_mistake_in_an_imported_module_is_told_as_that(
+def test_an_error_in_an_imported_module_is_reported_as_such(
     code: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("comp_env.py").write_text(code)
@@ -134,7 +134,7 @@ def test_a_mistake_in_an_imported_module_is_told_as_that(
     assert "while importing comp_env for mine.gin:2" in error
 
 
-# --- mends ----------------------------------------------------------------------------------------------
+# --- suggested fixes ------------------------------------------------------------------------------------
 
 
 def envs(*words: str) -> list[str]:
@@ -149,21 +149,23 @@ def in_env(name: str) -> list[str]:
     return [f"Experiment.make_train_env={name}", f"Experiment.make_val_env={name}"]
 
 
-def test_a_forgotten_at_sign(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_fix_for_a_forgotten_at_sign_works(capsys: pytest.CaptureFixture[str]) -> None:
     error = refused(capsys, *envs(*in_env("CompDictEnv")))
     (mended,) = re.findall(r"Fix: write (\S+) ", error)
     assert main([*envs(*in_env(mended)), "--check"]) == 0
 
 
-def test_environments_of_old_gym(capsys: pytest.CaptureFixture[str]) -> None:
+def test_environments_of_old_gym_are_refused_with_the_new_signature(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     error = refused(capsys, *envs(*in_env("@CompOldReset")))
     assert "def reset(self, *, seed=None, options=None)" in error
 
 
-# --- what passed silently -------------------------------------------------------------------------------
+# --- warnings -------------------------------------------------------------------------------------------
 
 
-def test_observations_out_of_bounds_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_observations_out_of_bounds_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     words = ["Experiment.val_timesteps_per_epoch=0", "Experiment.traj_save_len=8"]
     assert main([*envs(*in_env("@CompFar")), *words]) == 0
     told = [text for text in caplog.messages if "outside the bounds" in text]
@@ -171,7 +173,7 @@ def test_observations_out_of_bounds_are_told_of_once(caplog: pytest.LogCaptureFi
     assert "CompFar returned 1e+06 as observation 'place'" in told[0]
 
 
-def test_collecting_for_a_dataset_that_takes_nothing(
+def test_collecting_for_a_dataset_that_takes_nothing_is_reported(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--config", "tiny.gin", "--run-name", "data"]) == 0
@@ -184,7 +186,7 @@ def test_collecting_for_a_dataset_that_takes_nothing(
     capsys.readouterr()
     before = sorted(Path("runs").rglob("*"))
     assert main(["--config", "tiny.gin", *settings, "DiskTrajDataset.dset_root=runs", "--check"]) == 0
-    assert "with untrained weights" in capsys.readouterr().out  # on a batch of what is there
+    assert "with untrained weights" in capsys.readouterr().out  # tried on a batch of existing data
     assert sorted(Path("runs").rglob("*")) == before
 
 
@@ -198,10 +200,12 @@ def test_a_test_run_plays_whole_episodes(
     assert '"val/return": 12.0' in Path("runs/tiny-test/logs/metrics.jsonl").read_text()
 
 
-# --- front doors ----------------------------------------------------------------------------------------
+# --- entry points ---------------------------------------------------------------------------------------
 
 
-def test_the_package_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tools_package_is_runnable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     started = Path(str(tools.__file__)).with_name("__main__.py")
     monkeypatch.setattr(sys, "argv", [str(started), "run", "--help"])
     monkeypatch.delitem(sys.modules, "loxodon.tools.__main__", raising=False)
@@ -214,7 +218,7 @@ def test_the_package_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     assert "small," not in said.partition("Parts to put")[0].partition("Presets:")[2]
 
 
-def test_settings_of_another_dataset_in_a_shipped_file_are_no_mistake(
+def test_settings_of_another_dataset_in_a_preset_are_not_an_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("own.gin").write_text("include 'tmaze.gin'\nExperiment.dataset = @MemoryTrajDataset()\n")

@@ -1,4 +1,4 @@
-"""What a run prints while it goes."""
+"""The output of a running experiment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
-def test_a_terminal_shows_a_bar_of_the_run_and_one_of_what_goes_on_in_the_epoch() -> None:
+def test_a_terminal_shows_one_bar_for_the_run_and_one_for_the_current_phase() -> None:
     view, file = view_of(is_terminal=True)
     done = [0.0]
     with view.progress(2):
@@ -31,20 +31,20 @@ def test_a_terminal_shows_a_bar_of_the_run_and_one_of_what_goes_on_in_the_epoch(
             console.print(view._view())
             frames.append(plain(console.file.getvalue()))  # type: ignore[attr-defined]
         view.say("a line above")
-        view.show(2, "evaluating", {})  # whose share nobody told
+        view.show(2, "evaluating", {})  # a phase of unknown duration
     first, second = (frame.splitlines() for frame in frames)
     assert first[0].startswith("epoch 2/5")
     assert first[1].startswith("learning")
     assert first[2].split("  ")[:2] == ["env steps 12,240", "val return 0.5185"]
-    assert first[1] != second[1]  # the bar grew
+    assert first[1] != second[1]  # the bar advanced
     assert "a line above" in plain(file.getvalue())
 
 
-def test_elsewhere_there_are_plain_lines() -> None:
+def test_without_a_terminal_there_are_plain_lines() -> None:
     view, file = view_of(is_terminal=False)
     with view.progress(0):
         view.show(1, "learning", {"loss": 0.25})
         view.measure(lambda: 0.5)
         view.show(1, "done", {"updates": 1500})
-        view.show(2, "done", {"updates": 3000})  # too soon after the last one
+        view.show(2, "done", {"updates": 3000})  # too soon after the last line
     assert file.getvalue() == "epoch 1/5  loss 0.25  updates 1,500\n"

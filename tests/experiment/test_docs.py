@@ -1,4 +1,4 @@
-"""The documentation is true: configs are sound, commands understood, samples run, tables as in the code."""
+"""The documentation is correct: configs and commands work, samples run, and tables match the code."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ BASES = {
     "multi_task": "ppo/pendulum",
     "on_policy": "ppo/cartpole",
     "pretraining": "ppo/cartpole",
-}  # of samples; those of others extend tmaze
+}  # for samples of these pages; all others extend tmaze
 TINY = (
     "Experiment.epochs = 1\nExperiment.train_timesteps_per_epoch = 16\n"
     "Experiment.val_timesteps_per_epoch = 0\nExperiment.val_interval = None\n"
@@ -68,7 +68,7 @@ def commands() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def defined() -> dict[str, Any]:
-    """What the Python samples define; gin takes a name only once."""
+    """The names that the Python samples define; gin registers a name only once."""
     names: dict[str, Any] = {"__name__": "docs_sample"}
     with gin.unlock_config():
         for page in ("artifacts", "lifecycle", "on_policy"):
@@ -77,7 +77,7 @@ def defined() -> dict[str, Any]:
 
 
 def figures_of(run_dir: Path, *texts: str) -> dict[str, Any]:
-    """Run a tiny PPO with some gin text on top; what it logged."""
+    """Run a tiny PPO with some gin text on top; returns its metrics."""
     extra = run_dir / "extra.gin"
     extra.write_text("\n".join([*texts, TINY, f"Experiment.ckpt_base_dir = '{run_dir}'"]), encoding="utf-8")
     load_config(["ppo/cartpole", str(extra)])
@@ -85,20 +85,20 @@ def figures_of(run_dir: Path, *texts: str) -> dict[str, Any]:
     return {key: value for one in metrics(exp.run_dir, with_time=True) for key, value in one.items()}
 
 
-# ---- of all pages ----
+# ---- all pages ----
 
 GIN = [(page, i) for page in sorted(PAGES) for i in range(len(samples(page, "gin")))]
 
 
 @pytest.mark.usefixtures("defined")
 @pytest.mark.parametrize(("page", "number"), GIN)
-def test_a_gin_sample_is_sound(page: str, number: int, tmp_path: Path) -> None:
+def test_a_gin_sample_is_valid(page: str, number: int, tmp_path: Path) -> None:
     text = samples(page, "gin")[number]
     if page == "artifacts" and "Artifacts.store" not in text:
         text += samples(page, "gin")[0]
     path = tmp_path / "sample.gin"
     path.write_text(f"include '{BASES.get(page, 'tmaze')}.gin'\n{text}")
-    load_config([str(path)])  # refuses unknown names, values of other types and files
+    load_config([str(path)])  # refuses unknown names, wrong types and missing files
 
 
 def test_the_samples_of_the_readme_train_together(
@@ -115,7 +115,7 @@ def test_the_samples_of_the_readme_train_together(
     assert float(val_return) > 0.0
 
 
-def test_there_are_samples() -> None:
+def test_the_pages_have_samples_and_commands() -> None:
     assert len(GIN) > 20
     assert len(commands()) > 15
 
@@ -191,7 +191,7 @@ def test_the_page_names_every_hook() -> None:
 # ---- on-policy learning, and policies that act ----
 
 
-def test_the_table_of_settings_is_that_of_the_code() -> None:
+def test_the_table_of_settings_matches_the_code() -> None:
     kinds = (PPOLearner, PPOAgent, PPOLoss, GAE, AdvantageNorm, RewardNormalizer, KLAdaptiveLR, RunningNorm)
     expected = {
         f"{kind.__name__}.{p.name}": getattr(p.default, "__name__", repr(p.default))
@@ -203,13 +203,13 @@ def test_the_table_of_settings_is_that_of_the_code() -> None:
     assert dict(rows) == expected
 
 
-def test_the_table_of_figures_is_what_a_run_logs_and_its_policy_acts(tmp_path: Path) -> None:
+def test_the_table_of_metrics_matches_a_run_and_its_policy_acts(tmp_path: Path) -> None:
     found = figures_of(tmp_path, samples("on_policy", "gin")[0], "PPOAgent.share_encoder = True")
     drawn = {name for _, _, names in PANELS for name in names if name.startswith("ppo/")}
     assert drawn <= found.keys()
     rows = re.findall(r"^\| (`ppo/.*?) \|", PAGES["ppo_reference"], flags=re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(ppo/\w+)`", row)}
-    assert {name for name in found if re.fullmatch(r"ppo/\w+", name)} == named  # parts have further names
+    assert {name for name in found if re.fullmatch(r"ppo/\w+", name)} == named  # parts have additional names
     sample = next(text for text in samples("deploy", "python") if "load_policy" in text)
     (folder,) = (path.parent for path in tmp_path.glob("*/ckpts"))
     acted: dict[str, Any] = {}
@@ -223,7 +223,7 @@ def test_partial_observations_with_memory_agree_in_acting_and_training(tmp_path:
 
 
 @pytest.mark.usefixtures("defined")
-def test_trajectories_are_kept_with_an_output_of_its_own(tmp_path: Path) -> None:
+def test_trajectories_of_an_agent_with_its_own_output_are_kept(tmp_path: Path) -> None:
     figures_of(tmp_path, samples("on_policy", "gin")[3], "Experiment.agent_type = @SurprisedPPOAgent")
     files = [path for path in tmp_path.rglob("*.npz") if "ckpt" not in str(path)]
     assert files
@@ -250,7 +250,7 @@ def test_the_samples_of_pretraining_run(tmp_path: Path, monkeypatch: Any, capfd:
     Path("tiny.gin").write_text(tiny)
     Path("page.gin").write_text(pretraining)
     assert main(["--config", "page.gin", "--config", "tiny.gin", "Experiment.verbose=True"]) == 0
-    assert "The result of pre-training is kept in data/pretrained/" in capfd.readouterr().out
+    assert "Pre-training: loss " in capfd.readouterr().out
     (base,) = Path("runs").iterdir()
     Path("warm.gin").write_text(pretraining + warm_start.replace("runs/tmaze", str(base)))
     gin.clear_config()
@@ -297,7 +297,7 @@ def exp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def exists(name: str, exp: Any) -> bool:
-    """Whether there is such an option, file, figure, class, function, setting or attribute."""
+    """True if there is an option, file, metric, class, function, setting or attribute of this name."""
     name = name.split(" = ", maxsplit=1)[0]
     if name.startswith("--"):
         return re.search(rf"{name}\b", options()) is not None
@@ -330,7 +330,7 @@ def options() -> str:
 
 
 def figures(exp: Any) -> set[str]:
-    """Names in the log, and with `*` for an environment's."""
+    """Names in the log, with `*` for the name of an environment."""
     names = {name for one in metrics(exp.run_dir, with_time=True) for name in one}
     return names | {name.replace("TMazePassive", "*") for name in names}
 
@@ -341,7 +341,7 @@ def test_the_sample_is_a_run_with_the_settings_of_the_file(exp: Any) -> None:
     assert exp.learner.gradient_steps > 0
 
 
-def test_every_name_on_our_side_exists(exp: Any) -> None:
+def test_every_name_of_ours_exists(exp: Any) -> None:
     assert len(OURS) > 250
     assert [name for name in OURS if not exists(name, exp)] == []
     assert not exists("Agent.gama", exp)
@@ -370,7 +370,7 @@ def test_the_differing_defaults_are_those_of_the_code_and_the_preset() -> None:
 
 
 def code_default(key: str) -> Any:
-    """The default of a setting in the code, as a config has it; MISSING if it is required."""
+    """The default of a setting in the code, as a config value; MISSING if it is required."""
     owner, _, param = key.rpartition(".")
     default = registry.find(owner)[0].params[param].default
     named = None if default is registry.MISSING else registry.find_object(default)

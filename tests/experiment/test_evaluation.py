@@ -1,4 +1,4 @@
-"""Evaluation: which episodes count must not depend on how long they are."""
+"""Evaluation counts episodes independently of their lengths."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUM_ENVS, LONG = 40, 50
 
 
 class ShortOrLong(CountingEnv):
-    """Half of the episodes have 1 step and pay 0, half have 50 steps and pay 50."""
+    """Half of the episodes have 1 step and return 0, half have 50 steps and return 50."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         found = super().reset(seed=seed, options=options)
@@ -40,7 +40,7 @@ def vectorized(mode: str) -> gym.vector.VectorEnv[Any, Any, Any]:
 
 
 def expected(exp: Experiment, timesteps: int) -> list[float]:
-    """Returns of all episodes that begin in time, as the environments themselves play them."""
+    """Returns of all episodes that begin in time, computed by playing the environments directly."""
     returns, envs = [], [ShortOrLong() for _ in range(NUM_ENVS)]
     for env, seed in zip(envs, exp.first_seed + np.arange(NUM_ENVS), strict=True):  # type: ignore[attr-defined]
         steps, _ = 0, env.reset(seed=int(seed))
@@ -81,7 +81,8 @@ def test_neither_short_nor_long_episodes_are_preferred(
     returns = expected(exp, timesteps)
     assert found["val/episodes"] == len(returns)
     assert found["val/return"] == pytest.approx(np.mean(returns))
-    assert found["val/return"] == pytest.approx(25.0, abs=3.0)  # what ended in time: 17 and 22
+    # counting only episodes that ended in time would give 17 and 22
+    assert found["val/return"] == pytest.approx(25.0, abs=3.0)
     assert found["val/return_p20"] == np.percentile(returns, 20)
     assert found["val/is_long"] == pytest.approx(np.mean(returns) / LONG)
 
@@ -104,7 +105,7 @@ def test_the_same_holds_for_tests_and_on_policy_agents(tmp_path: Path, kind: str
     assert episodes is None or found["test/episodes"] < episodes  # some begin too late to count
 
 
-def test_the_final_test_counts_what_begins_in_time(tmp_path: Path) -> None:
+def test_the_final_test_counts_episodes_that_begin_in_time(tmp_path: Path) -> None:
     changes = {"FinalTest.timesteps": 7, "epochs": 1, "val_timesteps_per_epoch": 0}
     exp = run(make_experiment(tmp_path, **changes))  # episodes of 5 steps in 3 environments
     assert any(isinstance(one, FinalTest) for one in exp.hooks.callbacks)
@@ -112,10 +113,10 @@ def test_the_final_test_counts_what_begins_in_time(tmp_path: Path) -> None:
     assert record["test/episodes"] == 2 * 3
 
 
-def test_episodes_without_end_are_left_out_with_one_warning(
+def test_episodes_that_do_not_end_are_skipped_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    envs = [EnvSpec(CountingEnv, {"length": n}) for n in (5, 10**6, 1_020)]  # 12 steps: up to 1,120
+    envs = [EnvSpec(CountingEnv, {"length": n}) for n in (5, 10**6, 1_020)]  # 12 steps, so the limit is 1,120
     exp = make_experiment(tmp_path, make_val_env=envs, train_timesteps_per_epoch=0)
     exp.start()
     caplog.clear()
@@ -131,8 +132,8 @@ def test_episodes_without_end_are_left_out_with_one_warning(
     assert found["val/episode_length"] == (3 * 5 + 1_020) / 4
 
 
-def test_what_follows_counted_episodes_begins_anew(tmp_path: Path) -> None:
-    """Episodes that are played while others come to their end do not count, now or later."""
+def test_steps_after_the_counted_episodes_belong_to_new_ones(tmp_path: Path) -> None:
+    """Episodes that are played while others finish never count."""
     envs = [EnvSpec(CountingEnv, {"length": n}) for n in (2, 9, 9)]
     exp = make_experiment(tmp_path, make_val_env=envs)
     exp.start()
@@ -144,7 +145,7 @@ def test_what_follows_counted_episodes_begins_anew(tmp_path: Path) -> None:
 
 
 class Boasting(CountingEnv):
-    """Pays at most 5, and reports figures of its own under the names of ours."""
+    """Its return is at most 5, and it reports metrics under the names of ours."""
 
     def step(self, action: int) -> Any:
         obs, reward, terminated, truncated, info = super().step(action)
@@ -166,7 +167,7 @@ class Boasting(CountingEnv):
 
 
 @pytest.mark.parametrize("kind", ["off-policy", "ppo"])
-def test_what_environments_report_replaces_no_figure_of_ours(tmp_path: Path, kind: str) -> None:
+def test_metrics_of_environments_do_not_replace_ours(tmp_path: Path, kind: str) -> None:
     make = make_experiment if kind == "off-policy" else ppo_experiment
     env = EnvSpec(Boasting)
     changes = {"make_val_env": env, "make_train_env": env, "val_timesteps_per_epoch": 12, "epochs": 1}

@@ -75,7 +75,7 @@ DEFAULTS = {
 }
 
 
-def test_fields_come_in_the_documented_order_with_the_documented_defaults(
+def test_fields_have_the_documented_order_and_defaults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "from-env")  # read at construction, not at import
@@ -102,7 +102,7 @@ _OWN = f"{TINY}Experiment.val_timesteps_per_epoch = 0\nExperiment.test_run = Tru
     ],
     ids=["plain Python", "no preset", "base_offpolicy", "amago"],
 )
-def test_a_run_that_includes_no_recommended_preset_says_so(
+def test_a_run_without_a_recommended_preset_gives_a_note(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, config: str | None, says_so: bool
 ) -> None:
     if config is None:
@@ -118,7 +118,7 @@ def test_a_run_that_includes_no_recommended_preset_says_so(
     assert all("In Python, call load_config(['tmaze'])" in line for line in lines)
 
 
-def test_an_off_policy_agent_needs_a_dataset_that_stores_something(tmp_path: Path) -> None:
+def test_an_off_policy_agent_needs_a_dataset_that_stores_data(tmp_path: Path) -> None:
     words = r"TinyAgent learns from stored trajectories.*DoNothingDataset.*Fix: set .*@DiskTrajDataset\(\)"
     with pytest.raises(ValueError, match=words):
         make_experiment(tmp_path, dataset=DoNothingDataset()).start()
@@ -136,7 +136,7 @@ def test_a_batch_has_fewer_sequences_the_longer_they_are(tmp_path: Path) -> None
     assert make_experiment(tmp_path, max_seq_len=2000, batch_size=7).sequences_per_batch == 7
 
 
-def test_a_run_leaves_the_documented_folder(tmp_path: Path) -> None:
+def test_a_run_creates_the_documented_files(tmp_path: Path) -> None:
     exp = run(make_experiment(tmp_path, epochs=3))
     ckpts = exp.run_dir / "ckpts"
     assert exp.checkpoints.complete_epochs() == [1, 2]  # every second epoch, and the last one
@@ -164,7 +164,7 @@ def test_one_seed_gives_one_metrics_file_and_another_seed_another(tmp_path: Path
 
 
 class Watched(Experiment):
-    """Notes the order of events."""
+    """Records the order of events."""
 
     def note(self, what: str) -> None:
         self.__dict__.setdefault("events", []).append((self.epoch, what))
@@ -219,7 +219,7 @@ def test_an_epoch_loads_evaluates_collects_trains_saves_and_publishes_in_this_or
     ]
 
 
-def test_starting_epochs_hold_back_collecting_and_learning(tmp_path: Path) -> None:
+def test_collecting_and_learning_can_start_at_later_epochs(tmp_path: Path) -> None:
     events = events_of(
         tmp_path,
         epochs=4,
@@ -237,7 +237,9 @@ def test_starting_epochs_hold_back_collecting_and_learning(tmp_path: Path) -> No
     ]
 
 
-def test_a_run_that_ends_before_it_learns_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_ends_before_it_learns_gives_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "loxodon"):
         run(make_experiment(tmp_path / "enough", epochs=2, start_learning_at_epoch=1))
         assert "makes no update" not in caplog.text
@@ -245,7 +247,7 @@ def test_a_run_that_ends_before_it_learns_says_so(tmp_path: Path, caplog: pytest
     assert "Experiment.epochs is 1, and learning begins after 1 epoch(s). Fix: raise" in caplog.text
 
 
-def test_no_finished_episode_means_a_warning_and_no_nan(
+def test_without_finished_episodes_there_is_a_warning_and_no_nan(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     never = EnvSpec(CountingEnv, {"length": 10_000})
@@ -302,7 +304,7 @@ def test_evaluate_test_counts_episodes_and_stores_trajectories(tmp_path: Path) -
     assert len(list((tmp_path / "kept").glob("*.npz"))) >= 7
 
 
-def test_interaction_goes_on_from_the_hidden_state_it_returned(tmp_path: Path) -> None:
+def test_interaction_continues_from_the_hidden_state_that_it_returned(tmp_path: Path) -> None:
     exp = make_experiment(tmp_path)
     exp.start()
     returns, hidden = [], []
@@ -315,17 +317,17 @@ def test_interaction_goes_on_from_the_hidden_state_it_returned(tmp_path: Path) -
         returns.append(found)
         hidden.append(state.tolist())
     exp.close()
-    assert len(returns[0]) == 2 * 3  # of 5 steps each
+    assert len(returns[0]) == 2 * 3  # 5 steps each
     assert returns[0] == returns[1]
     assert hidden == [[2] * 3] * 2
 
 
-def test_interaction_in_training_environments_is_stored_and_others_is_not(tmp_path: Path) -> None:
+def test_interaction_is_stored_in_training_environments_only(tmp_path: Path) -> None:
     exp = make_experiment(tmp_path, parallel_actors=1)
     exp.start()
 
     def lengths() -> list[int]:
-        """Of the stored pieces, whose timesteps all follow one another."""
+        """Lengths of the stored pieces; their timesteps must be consecutive."""
         trajs = [load_trajectory(file) for file in (exp.run_dir / "buffer" / "fifo").glob("*.npz")]
         for traj in trajs:
             episodes, times = traj.obs["observation"].T
@@ -338,7 +340,7 @@ def test_interaction_in_training_environments_is_stored_and_others_is_not(tmp_pa
     exp.interact(exp.train_envs, 12)
     assert lengths() == [2, 5, 5]
     exp.collect_new_training_data()
-    exp.interact(exp.train_envs, 4, save_on_done=str(tmp_path / "elsewhere"))  # what was running is stored
+    exp.interact(exp.train_envs, 4, save_on_done=str(tmp_path / "elsewhere"))  # stores the running pieces
     assert lengths() == [2, 2, 5, 5, 5, 5]
     assert len(list((tmp_path / "elsewhere").iterdir())) == 1
     exp.collect_new_training_data()
@@ -346,7 +348,7 @@ def test_interaction_in_training_environments_is_stored_and_others_is_not(tmp_pa
     assert lengths() == [2, 2, 2, 5, 5, 5, 5, 5, 5]
 
 
-def test_figures_are_logged_by_keyword_too(tmp_path: Path) -> None:
+def test_metrics_can_be_logged_by_keyword(tmp_path: Path) -> None:
     exp = make_experiment(tmp_path)
     exp.start()
     exp.log(metrics_dict={"mine": 1.0}, key="own")
@@ -355,7 +357,7 @@ def test_figures_are_logged_by_keyword_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_staggered", [True, False])
-def test_pieces_of_long_episodes_have_staggered_lengths_unless_told_not_to(
+def test_pieces_of_long_episodes_have_staggered_lengths_by_default(
     tmp_path: Path, is_staggered: bool
 ) -> None:
     exp = make_experiment(
@@ -388,14 +390,14 @@ def test_verbose_prints_the_summary_and_quiet_prints_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     exp = run(make_experiment(tmp_path / "a", verbose=True))
-    text = capsys.readouterr().out.replace("\n", "")  # the path is long
+    text = capsys.readouterr().out.replace("\n", "")  # a long path is wrapped
     for part in (str(exp.run_dir), "seed 7", "Discrete(3)", "TinyAgent", "3 x sync", "2 epochs"):
         assert part in text
     run(make_experiment(tmp_path / "b"))
     assert capsys.readouterr().out == ""
 
 
-def test_the_dataset_keeps_its_limit_when_the_run_ends(tmp_path: Path) -> None:
+def test_the_dataset_is_within_its_limit_when_the_run_ends(tmp_path: Path) -> None:
     exp = run(make_experiment(tmp_path, dataset=DiskTrajDataset(dset_max_size=5), parallel_actors=6))
     assert len(list((exp.run_dir / "buffer" / "fifo").glob("*.npz"))) == 5
 
@@ -412,7 +414,7 @@ def test_a_list_of_envs_needs_one_entry_per_actor(tmp_path: Path) -> None:
         exp.start()
 
 
-def test_collecting_where_nothing_collects_is_a_clear_error(tmp_path: Path) -> None:
+def test_collecting_without_env_steps_is_a_clear_error(tmp_path: Path) -> None:
     exp = make_experiment(tmp_path, train_timesteps_per_epoch=0)
     exp.start()
     with pytest.raises(ValueError, match=r"Nothing can be collected.*Fix:"):
@@ -430,7 +432,7 @@ def test_training_stops_once_an_evaluation_is_good_enough(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("make", [make_experiment, ppo_experiment], ids=["off-policy", "ppo"])
-def test_a_run_ends_once_it_has_taken_its_env_steps(tmp_path: Path, make: Any) -> None:
+def test_a_run_ends_at_its_limit_of_env_steps(tmp_path: Path, make: Any) -> None:
     def budget(num_epochs: int) -> Experiment:
         changes = {"val_timesteps_per_epoch": 12, "train_timesteps_per_epoch": 8}
         return make(tmp_path, epochs=9, max_env_steps=24 * num_epochs - 1, **changes)  # type: ignore[no-any-return]
@@ -447,7 +449,7 @@ def test_a_run_ends_once_it_has_taken_its_env_steps(tmp_path: Path, make: Any) -
     assert (further.env_steps, further.epoch, further.is_finished) == (72, 3, True)
 
 
-def test_schedules_know_nothing_of_the_limit_of_env_steps(tmp_path: Path) -> None:
+def test_schedules_do_not_depend_on_the_limit_of_env_steps(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"epochs": 4, "val_interval": None, "lr_schedule": lambda share: 1.0 - share}
     short = run(make_experiment(tmp_path / "a", max_env_steps=72, **settings))
     long = run(make_experiment(tmp_path / "b", **settings))
@@ -457,7 +459,7 @@ def test_schedules_know_nothing_of_the_limit_of_env_steps(tmp_path: Path) -> Non
 
 
 def test_a_learner_counts_the_env_steps_of_its_actors(tmp_path: Path) -> None:
-    run(make_experiment(tmp_path, epochs=1))  # for the data
+    run(make_experiment(tmp_path, epochs=1))  # creates the data
     exp = make_experiment(tmp_path, mode="learn", epochs=9, max_env_steps=100, start_learning_at_epoch=99)
     exp.start()
     for epoch, _ in enumerate(exp.learn_iter()):
@@ -468,7 +470,7 @@ def test_a_learner_counts_the_env_steps_of_its_actors(tmp_path: Path) -> None:
     assert read_info(exp.checkpoints.latest_path).is_final
 
 
-def test_a_second_run_of_the_same_name_does_not_train_on_the_first_ones_data(
+def test_a_second_run_of_the_same_name_does_not_train_on_the_data_of_the_first(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = run(make_experiment(tmp_path, epochs=2, seed=1))
@@ -479,9 +481,7 @@ def test_a_second_run_of_the_same_name_does_not_train_on_the_first_ones_data(
     assert second.dataset.num_files == files  # type: ignore[attr-defined]
 
 
-def test_the_switch_for_compiled_acting_reaches_the_agent_before_it_acts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_acting_is_compiled_before_the_agent_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr(TinyAgent, "compile_acting", lambda agent: calls.append("compile"), raising=False)
     init = TinyAgent.init_hidden_state
@@ -543,7 +543,7 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def threads_of(folder: Path, setting: int | None = None) -> int:
-    """Threads of torch once a small run has started."""
+    """The number of torch threads once a small run has started."""
     exp = make_experiment(folder, torch_threads=setting)
     exp.start()
     exp.close()
@@ -563,7 +563,7 @@ def test_presets_train_small_models_on_one_thread(tmp_path: Path, preset: str) -
 
 
 @pytest.mark.usefixtures("four_cores")
-def test_a_large_model_gets_what_the_user_and_the_cores_allow(
+def test_a_large_model_gets_the_threads_that_the_user_and_the_cores_allow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "WORTH_MORE", 0.0)
@@ -582,7 +582,7 @@ def test_a_large_model_gets_what_the_user_and_the_cores_allow(
 
 
 @pytest.mark.usefixtures("four_cores")
-def test_more_than_the_limit_is_cut_to_it_with_a_warning(
+def test_a_number_above_the_limit_is_reduced_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     torch.set_num_threads(2)
@@ -591,7 +591,7 @@ def test_more_than_the_limit_is_cut_to_it_with_a_warning(
     assert "torch_threads is 3, but this process may use 2" in caplog.text
     caplog.clear()
     assert threads_of(tmp_path) == 1
-    assert threads_of(tmp_path, 2) == 2  # what the run before has chosen is no limit
+    assert threads_of(tmp_path, 2) == 2  # the choice of the previous run does not limit this one
     assert "torch_threads" not in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""Learner and actors as real processes, and what only a new interpreter can show."""
+"""Learner and actors as real processes, and properties that only a new interpreter can show."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def known_beat(run_dir: Path, role: str) -> Heartbeat:
 
 
 def stands_still(run_dir: Path, role: str) -> bool:
-    """Whether it waits; what the other one told or brought last allows some steps yet."""
+    """True if the process waits; a few steps may still be allowed by its last reading of the others."""
     before = known_beat(run_dir, role)
     time.sleep(1.0)
     now = known_beat(run_dir, role)
@@ -61,7 +61,7 @@ def newest_epoch(run_dir: Path) -> int:
 
 
 def finished_trajectories(run_dir: Path) -> dict[str, str]:
-    """Digests of the files, by name."""
+    """Digests of the files by name."""
     files = (run_dir / "buffer" / "fifo").glob("*.npz")
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
@@ -100,7 +100,7 @@ def assert_it_is_seen_and_refuses_a_second_learner(
 def assert_the_records_tell_of_it(run_dir: Path) -> None:
     records = metrics(run_dir)
     ratio = [r["train/replay_ratio"] for r in records if "train/replay_ratio" in r][-1]
-    # In a run this short, what actors take between two looks at the learner on a busy machine counts.
+    # In a run this short, env steps taken between two readings of the learner matter on a busy machine.
     assert 0.4 * RATIO < ratio < 1.2 * RATIO
     assert records[-1]["env_steps"] >= sum(r.get("train/updates", 0) for r in records) / RATIO / 1.2
     assert any("train/policy_lag" in r for r in records)
@@ -109,23 +109,24 @@ def assert_the_records_tell_of_it(run_dir: Path) -> None:
     for name in ("policy/version", "policy/age_s", "policy/versions_behind", "time/wait_for_learner_s"):
         assert name in actor_log
     actors = [one for one in read_heartbeats(run_dir) if one.role == "actor"]
-    assert overview(run_dir)["env_steps"] == sum(beat.env_steps for beat in actors)  # each process once
+    # each process is counted once
+    assert overview(run_dir)["env_steps"] == sum(beat.env_steps for beat in actors)
 
 
 @pytest.mark.slow
 @pytest.mark.forked
 @pytest.mark.timeout(300)
-def test_a_run_of_learner_and_actors_keeps_its_pace_and_its_data_whoever_dies_and_all_end(
+def test_learner_and_actors_keep_pace_and_data_when_any_of_them_dies_and_all_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One death of each; benchmarks/chaos.py has fifty, at times that chance chooses."""
+    """Each dies once; benchmarks/chaos.py kills fifty times at random moments."""
     run_dir = tmp_path / "tiny"
     beat = partial(known_beat, run_dir)
 
     def start(*words: str, **changes: Any) -> subprocess.Popen[str]:
         return launch(tmp_path, *words, **{**PACED, "epochs": 10_000, **changes})
 
-    # An actor may be first, and works ahead.
+    # An actor may start first, and collects in advance.
     actor = start(mode="collect", seed=1)
     wait_for(lambda: (seen := last_beat(run_dir, "actor")) is not None and seen.env_steps > 500, actor)
     learner = start(mode="learn")
@@ -133,7 +134,7 @@ def test_a_run_of_learner_and_actors_keeps_its_pace_and_its_data_whoever_dies_an
 
     assert_it_is_seen_and_refuses_a_second_learner(run_dir, learner.pid, capsys)
 
-    # Without an actor the learner waits, and a new actor sets it going again.
+    # Without an actor the learner waits; a new actor lets it continue.
     finished = finished_trajectories(run_dir)
     actor.kill()
     finish(actor)
@@ -144,7 +145,7 @@ def test_a_run_of_learner_and_actors_keeps_its_pace_and_its_data_whoever_dies_an
     wait_for(lambda: beat("actor").pid == actor.pid, actor)
     wait_for(lambda: beat("learner").gradient_steps > waiting + 4, learner)
 
-    # Without a learner the actor stands still; the lock is free, and a resumed one goes on.
+    # Without a learner the actor waits. The lock is free, and a resumed learner continues.
     finished |= finished_trajectories(run_dir)
     learner.kill()
     finish(learner)
@@ -154,11 +155,11 @@ def test_a_run_of_learner_and_actors_keeps_its_pace_and_its_data_whoever_dies_an
     assert " dead " in capsys.readouterr().out
     learner = start("--resume", mode="learn", epochs=newest_epoch(run_dir) + 4)
     assert_it_ends_well(learner)
-    assert_it_ends_well(actor)  # notices that the learner has finished, wherever it waits
+    assert_it_ends_well(actor)  # it notices that the learner has finished, wherever it waits
     assert beat("actor").env_steps > standing + 500
     assert (beat("learner").state, beat("actor").state) == ("finished", "finished")
     assert not (run_dir / "learner.json").exists()
-    assert status.main([str(run_dir)]) == 0  # nobody is at work, and nothing is left to do
+    assert status.main([str(run_dir)]) == 0  # no process is running, and nothing is left to do
 
     assert_the_records_tell_of_it(run_dir)
     assert_they_are_there(finished, run_dir)
@@ -167,7 +168,7 @@ def test_a_run_of_learner_and_actors_keeps_its_pace_and_its_data_whoever_dies_an
 @pytest.mark.slow
 @pytest.mark.forked
 @pytest.mark.timeout(300)
-def test_a_signal_to_all_processes_of_the_machine_is_no_failure_and_nobody_stays(tmp_path: Path) -> None:
+def test_a_signal_to_all_processes_is_not_a_failure_and_leaves_no_process(tmp_path: Path) -> None:
     process = launch(
         tmp_path,
         epochs=10**6,
@@ -184,7 +185,7 @@ def test_a_signal_to_all_processes_of_the_machine_is_no_failure_and_nobody_stays
     os.killpg(process.pid, signal.SIGTERM)
     assert "Stopped by SIGTERM" in assert_it_ends_well(process)
     deadline_s = time.monotonic() + 25.0
-    while is_anybody_left(process.pid):  # such as a worker that lives on for its grace, 30 s
+    while is_anybody_left(process.pid):  # such as a worker in its grace period of 30 s
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
 
@@ -220,7 +221,7 @@ print("done", flush=True)  # and forgets to close
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_nothing_optional_is_imported_a_policy_is_a_file_and_what_is_not_closed_ends_at_once(
+def test_optional_packages_are_not_imported_a_policy_is_one_file_and_an_unclosed_run_ends_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained, alone = tmp_path / "trained", tmp_path / "alone"
@@ -236,5 +237,5 @@ def test_nothing_optional_is_imported_a_policy_is_a_file_and_what_is_not_closed_
     lines = [process.stdout.readline() for _ in range(5)]
     assert "no recommended preset" in lines.pop(2), lines
     assert lines == ["[]\n", "True\n", "[]\n", "done\n"], [*lines, process.stdout.read()]
-    process.communicate(timeout=25)  # the workers' grace alone is 30 s
+    process.communicate(timeout=25)  # the workers' grace period alone is 30 s
     assert process.returncode == 0

@@ -1,4 +1,4 @@
-"""What processes of a run tell about themselves, and how people see it."""
+"""Heartbeats of the processes of a run, and how `status` shows them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import threading
 import time
 import weakref
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ from .processes import wait_for
 
 
 def joined(run_dir: Path, role: str = "actor", period_s: float = 60.0) -> Membership:
-    """A process of the run whose first heartbeat is there."""
+    """A process of the run whose first heartbeat is written."""
     member = Membership(run_dir, "run", role, period_s=period_s)
     with member.joining():
         wait_for(lambda: any(beat.id == member.id for beat in read_heartbeats(run_dir)))
@@ -35,7 +34,7 @@ def joined(run_dir: Path, role: str = "actor", period_s: float = 60.0) -> Member
 
 
 def write_beat(run_dir: Path, name: str = "a", *, age_s: float = 0.0, **changes: Any) -> Path:
-    """A heartbeat of a process of another machine, `age_s` old."""
+    """A heartbeat of a process on another machine, `age_s` old."""
     now = time.time() - age_s
     facts: dict[str, Any] = {
         "format": 1,
@@ -59,19 +58,19 @@ def write_beat(run_dir: Path, name: str = "a", *, age_s: float = 0.0, **changes:
 
 
 def publish(run_dir: Path) -> None:
-    """What the learner of these heartbeats, if there is one, tells its actors; as old as its heartbeat."""
+    """Write the pace file of the learner of these heartbeats, if any, with the age of its heartbeat."""
     beats = read_heartbeats(run_dir)
     if (learner := heartbeat.newest_learner(beats)) is not None:
         heartbeat.write_pace(run_dir, json.loads(learner.path.read_text()), beats)
         os.utime(run_dir / "status" / "pace.json", (learner.modified, learner.modified))
 
 
-def test_a_heartbeat_says_at_once_what_changed_and_how_it_ended(
+def test_a_heartbeat_is_written_at_once_on_changes_and_reports_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     member = joined(Path("run"))
-    monkeypatch.chdir("/")  # the folder stays where it was
+    monkeypatch.chdir("/")  # the folder is remembered as an absolute path
     run_dir = tmp_path / "run"
     assert read_heartbeats(run_dir)[0].state == "starting"
     member.put(env_steps=12, policy_version=3)
@@ -83,13 +82,13 @@ def test_a_heartbeat_says_at_once_what_changed_and_how_it_ended(
     child = multiprocessing.get_context("fork").Process(target=member.leave)
     child.start()
     child.join()
-    assert read_heartbeats(run_dir)[0].is_alive  # that of a forked child is no end
+    assert read_heartbeats(run_dir)[0].is_alive  # the exit of a forked child does not end the process
     member.end("failed", "ValueError: no")
     member.leave()
     member.leave()
     beat = read_heartbeats(run_dir)[0]
     assert (beat.state, beat.note, beat.life) == ("failed", "ValueError: no", "ended")
-    dropped = joined(run_dir)  # of the same process number, and a file of its own
+    dropped = joined(run_dir)  # the same pid, but a file of its own
     dropped.put(env_steps=4)
     del dropped
     assert [(beat.state, beat.env_steps) for beat in read_heartbeats(run_dir)] == [
@@ -98,7 +97,7 @@ def test_a_heartbeat_says_at_once_what_changed_and_how_it_ended(
     ]
 
 
-def test_the_process_table_decides_here_and_the_age_elsewhere(tmp_path: Path) -> None:
+def test_liveness_is_decided_by_the_process_table_here_and_by_age_elsewhere(tmp_path: Path) -> None:
     assert read_heartbeats(tmp_path) == []
     member = joined(tmp_path)
     (own,) = read_heartbeats(tmp_path)
@@ -106,7 +105,7 @@ def test_the_process_table_decides_here_and_the_age_elsewhere(tmp_path: Path) ->
     write_beat(tmp_path, "gone", **{**facts, "id": "gone", "pid": 2**22 + 1})
     used_again = {**facts, "id": "earlier", "started": 1.0}
     write_beat(tmp_path, "earlier", age_s=1e6, **used_again)
-    # Setting the clock moves when processes began, but not what they said of it.
+    # Setting the clock changes the start times of processes, but not the recorded ones.
     write_beat(tmp_path, "clock_set", age_s=1.0, **{**used_again, "id": "clock_set"})
     os.utime(own.path, (1.0, 1.0))
     for name, age_s in (("fresh", 1.0), ("ahead", -5000.0), ("silent", 31.0)):
@@ -117,7 +116,7 @@ def test_the_process_table_decides_here_and_the_age_elsewhere(tmp_path: Path) ->
     member.leave()
 
 
-def test_an_experiment_left_open_may_be_collected_by_its_own_heartbeat_thread(
+def test_an_open_experiment_may_be_collected_by_its_own_heartbeat_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat, "_MIN_GAP_S", 0.0)
@@ -142,7 +141,7 @@ def test_an_experiment_left_open_may_be_collected_by_its_own_heartbeat_thread(
     assert collected_in == ["heartbeat"]
 
 
-def test_a_run_tells_its_states_and_how_it_ended(tmp_path: Path) -> None:
+def test_a_run_reports_its_states_and_its_end(tmp_path: Path) -> None:
     exp = make_experiment(tmp_path)
     told: list[str] = []
     tell = exp.fleet.state
@@ -155,10 +154,9 @@ def test_a_run_tells_its_states_and_how_it_ended(tmp_path: Path) -> None:
     assert (beat.role, beat.state, beat.env_steps, beat.gradient_steps) == ("both", "finished", 72, 8)
     assert (beat.policy_version, beat.epoch) == (exp.ctx.progress.policy_version, 1)
     assert beat.buffer == str((exp.run_dir / "buffer").absolute())
-    assert beat.spaces_digest is not None
 
 
-def test_a_run_that_fails_leaves_its_error_and_the_lock(tmp_path: Path) -> None:
+def test_a_run_that_fails_leaves_its_error_and_releases_the_lock(tmp_path: Path) -> None:
     exp = make_experiment(tmp_path / "a")
     exp.start()
     exp.learner.update = lambda *_: 1 / 0  # type: ignore[method-assign]
@@ -174,7 +172,7 @@ def test_a_run_that_fails_leaves_its_error_and_the_lock(tmp_path: Path) -> None:
     assert not (unbuilt.run_dir / "learner.json").exists()
 
 
-# ---- what others are shown ----
+# ---- status ----
 
 
 @pytest.fixture
@@ -204,7 +202,7 @@ def fleet(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_an_overview_has_everybody_and_everything(fleet: Path) -> None:
+def test_an_overview_covers_all_processes_and_files(fleet: Path) -> None:
     facts = overview(fleet)
     assert (facts["alive"], facts["env_steps"], facts["gradient_steps"]) == (2, 2100, 80)
     assert facts["env_steps_per_s"] == 300.0
@@ -223,7 +221,7 @@ def test_an_overview_has_everybody_and_everything(fleet: Path) -> None:
     assert facts["checkpoint_epochs"] == [4]
 
 
-def test_people_get_a_table(fleet: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_prints_a_table(fleet: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status.main([str(fleet)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"run {fleet}: 2 of 4 processes at work"
@@ -236,7 +234,7 @@ def test_people_get_a_table(fleet: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert all(len(line) <= 110 for line in lines[1:6])
 
 
-def test_files_of_others_can_neither_steer_the_terminal_nor_stop_the_view(
+def test_untrusted_files_cannot_control_the_terminal_or_break_the_view(
     fleet: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = "\x1b]0;owned\x07\n"
@@ -256,7 +254,7 @@ def test_files_of_others_can_neither_steer_the_terminal_nor_stop_the_view(
     assert r"n\x1b]0;owned\x07\n" in out
 
 
-def test_json_is_one_line_for_programs_and_nobody_at_work_another_exit_status(
+def test_json_is_one_line_and_a_run_without_processes_has_its_own_exit_status(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "ckpts").mkdir()
@@ -276,7 +274,7 @@ def test_json_is_one_line_for_programs_and_nobody_at_work_another_exit_status(
         ("learning", 1e6, 3),
     ],
 )
-def test_the_exit_status_says_whether_a_run_needs_somebody(
+def test_the_exit_status_says_whether_a_run_needs_attention(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], state: str, age_s: float, expected: int
 ) -> None:
     write_beat(tmp_path, "L", role="learner", state=state, age_s=age_s)
@@ -284,20 +282,20 @@ def test_the_exit_status_says_whether_a_run_needs_somebody(
     assert status.main([str(tmp_path)]) == expected
 
 
-def test_env_steps_of_actors_whose_files_are_gone_count(tmp_path: Path) -> None:
+def test_env_steps_of_actors_whose_files_are_gone_still_count(tmp_path: Path) -> None:
     write_beat(tmp_path, "L", role="learner", forgotten_env_steps=100)
     write_beat(tmp_path, "actor", env_steps=5)
     assert heartbeat.env_steps_of(read_heartbeats(tmp_path)) == 105
 
 
 @pytest.mark.parametrize(("name", "words"), [("empty", "holds no run"), ("absent", "does not exist")])
-def test_a_folder_that_is_no_run_is_said_to_be_none(
+def test_a_folder_without_a_run_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, words: str
 ) -> None:
     (tmp_path / "empty").mkdir()
     try:
         ended: Any = status.main([str(tmp_path / name)])
-    except SystemExit as error:  # found with the words
+    except SystemExit as error:  # found while parsing the arguments
         ended = error.code
     shown = capsys.readouterr()
     assert ended == status.NO_RUN
@@ -306,22 +304,7 @@ def test_a_folder_that_is_no_run_is_said_to_be_none(
     assert re.search("Fix: give .*<ckpt_base_dir>/<run_name>", shown.err)
 
 
-def test_watching_goes_on_until_it_is_interrupted(
-    fleet: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    num_looks = iter(range(3))
-
-    def interrupt(_: float) -> None:
-        if next(num_looks) == 2:
-            raise KeyboardInterrupt
-
-    # In `status` alone: heartbeats of earlier tests may still sleep.
-    monkeypatch.setattr(status, "time", SimpleNamespace(sleep=interrupt, time=time.time))
-    assert status.main([str(fleet), "--watch"]) == 0
-    assert capsys.readouterr().out.count("processes at work") == 3
-
-
-def test_a_folder_that_cannot_be_written_is_logged_once_and_tried_again(
+def test_a_folder_that_cannot_be_written_is_logged_once_and_retried(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "status").write_text("in the way")

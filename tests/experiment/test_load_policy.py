@@ -1,4 +1,4 @@
-"""Policies that act by themselves: from a file alone, like in the experiment they came from."""
+"""Policies loaded from a file alone act as in the experiment that trained them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ FFTstepEncoder.d_hidden = %%WIDTH
 
 
 class TiltedEnv(gym.Env[Any, Any]):
-    """Nested observations that start elsewhere than at zero, and actions with bounds of their own."""
+    """Nested observations with spaces that do not start at zero, and actions with bounds of their own."""
 
     observation_space = spaces.Dict(
         {
@@ -89,7 +89,7 @@ def configure(folder: Path, encoder: str = "GRUTrajEncoder") -> None:
 
 
 def trained(folder: Path, env: Any, encoder: str = "GRUTrajEncoder", **changes: Any) -> Experiment:
-    """A run that was configured by gin and has finished."""
+    """A finished run that was configured by gin."""
     configure(folder, encoder)
     if isinstance(env, EnvSpec) and env.target is TiltedEnv:
         gin.bind_parameter("FFTstepEncoder.specify_obs_keys", ["where/0", "where/1"])
@@ -97,9 +97,9 @@ def trained(folder: Path, env: Any, encoder: str = "GRUTrajEncoder", **changes: 
 
 
 def with_opinions(exp: Experiment, spec: EnvSpec, timesteps: int) -> list[np.ndarray]:
-    """Publish large random weights, since what has hardly been trained acts the same everywhere.
+    """Publish large random weights, because barely trained ones act the same everywhere.
 
-    Returns what they do in the experiment.
+    Returns their actions in the experiment.
     """
     for seed in range(20):
         torch.manual_seed(seed)
@@ -114,7 +114,7 @@ def with_opinions(exp: Experiment, spec: EnvSpec, timesteps: int) -> list[np.nda
 
 
 def recorded(exp: Experiment, spec: EnvSpec, timesteps: int) -> list[np.ndarray]:
-    """What the envs were given while the experiment interacted greedily, (N, ...) per step."""
+    """The actions (N, ...) that the envs received at each step of greedy interaction."""
     envs = make_vector_env([spec] * 3, "sync")
     torch.manual_seed(5)
     steps: list[np.ndarray] = []
@@ -131,7 +131,7 @@ def recorded(exp: Experiment, spec: EnvSpec, timesteps: int) -> list[np.ndarray]
 
 
 def acted(policy: Any, spec: EnvSpec, timesteps: int) -> list[list[Any]]:
-    """The policy's own actions in raw environments that are reset as soon as they end."""
+    """The policy's actions in raw environments that are reset as soon as they end."""
     torch.manual_seed(5)
     seed = int(torch.randint(2**31 - 1, ()))
     envs = [spec.build_raw() for _ in range(3)]
@@ -151,7 +151,7 @@ def acted(policy: Any, spec: EnvSpec, timesteps: int) -> list[list[Any]]:
 
 
 def stacked(space: Any, obs: list[Any]) -> Any:
-    """Observations of N envs as vector environments give them."""
+    """Observations of N envs in the form of vector environments."""
     if isinstance(space, spaces.Dict):
         return {key: stacked(child, [o[key] for o in obs]) for key, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -168,37 +168,39 @@ def test_a_loaded_policy_acts_as_the_experiment_does(tmp_path: Path, env: Any, e
     expected = with_opinions(exp, spec, 40)
     gin.clear_config()
     policy = load_policy(exp.run_dir / "ckpts" / "latest" / "policy.safetensors")
-    gin.parse_config("TMazePassive.horizon = 5")  # of the environment, which the policy knows nothing of
+    # a setting of the environment, which the policy does not need
+    gin.parse_config("TMazePassive.horizon = 5")
     assert np.array_equal(np.array(acted(policy, spec, 40)), np.array(expected))
     assert len(np.unique(expected)) > 1
 
 
-def test_nested_observations_and_scaled_actions(tmp_path: Path) -> None:
+def test_a_policy_handles_nested_observations_and_scaled_actions(tmp_path: Path) -> None:
     spec = EnvSpec(TiltedEnv)
     exp = trained(tmp_path, spec)
     expected = with_opinions(exp, spec, 12)
     policy = load_policy(exp.run_dir / "ckpts" / "latest" / "policy.safetensors")
-    actions = np.array(acted(policy, spec, 12))  # the env itself checks that they are within its bounds
+    actions = np.array(acted(policy, spec, 12))  # the env itself checks the bounds
     assert actions.shape == (12, 3, 1, 2)
     assert actions.dtype == np.float64
     scaled = (actions.reshape(12, 3, 2) - [0.5, 2.0]) / [0.5, 6.0]
-    assert_equal_but_for_rounding(scaled, np.array(expected, float), 3)  # rounded to be sent
+    # actions are rounded when they are sent
+    assert_equal_but_for_rounding(scaled, np.array(expected, float), 3)
 
 
 @pytest.fixture(scope="module")
 def policy_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The latest policy of a run that has a best one, too."""
+    """The latest policy of a run that also has a best one."""
     exp = trained(tmp_path_factory.mktemp("sound"), "CartPole-v1", val_timesteps_per_epoch=60)
     return exp.run_dir / "ckpts" / "latest" / "policy.safetensors"
 
 
 @pytest.fixture
 def own_run(policy_file: Path, tmp_path: Path) -> Path:
-    """A copy of that run for a test that changes it."""
+    """A copy of that run for tests that change it."""
     return shutil.copytree(policy_file.parents[2], tmp_path / "tiny")
 
 
-def test_an_agent_is_told_that_its_weights_were_loaded(
+def test_an_agent_is_notified_that_its_weights_were_loaded(
     policy_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[Any, bool]] = []
@@ -227,7 +229,7 @@ def test_a_single_environment_needs_no_axis(policy_file: Path) -> None:
             actions = many.act(np.stack([obs, obs]), [reward, reward])
 
 
-def test_an_episode_that_begins_forgets_what_was_before(policy_file: Path) -> None:
+def test_a_new_episode_forgets_the_previous_one(policy_file: Path) -> None:
     policy = load_policy(policy_file)
     rng = np.random.default_rng(0)
     obs = rng.standard_normal((4, 1, 4)).astype(np.float32)
@@ -243,20 +245,20 @@ def test_an_episode_that_begins_forgets_what_was_before(policy_file: Path) -> No
     assert not torch.equal(probs(0, [False]), probs(3, None))
 
 
-def test_gin_and_random_numbers_are_the_same_before_and_after(policy_file: Path) -> None:
+def test_loading_leaves_gin_and_random_numbers_unchanged(policy_file: Path) -> None:
     gin.bind_parameter("FFTstepEncoder.d_hidden", 77)
     thing = object()
-    gin.bind_parameter("Actor.d_hidden", thing)  # has no text, and is kept all the same
+    gin.bind_parameter("Actor.d_hidden", thing)  # it has no text, but is kept
     texts, state = (gin.config_str(), gin.operative_config_str()), torch.get_rng_state()
     gin.finalize()
-    load_policy(policy_file)  # is 8 wide
+    load_policy(policy_file)  # its actor has a width of 8
     assert (gin.config_str(), gin.operative_config_str()) == texts
     assert gin.query_parameter("Actor.d_hidden") is thing
     assert gin.config_is_locked()
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_best_goes_before_latest_and_every_kind_of_path_works(own_run: Path) -> None:
+def test_best_takes_precedence_over_latest_and_every_kind_of_path_works(own_run: Path) -> None:
     ckpts = own_run / "ckpts"
     assert load_policy(own_run).info == load_policy(ckpts / "best" / "policy.safetensors").info
     assert load_policy(ckpts / "training_states" / "tiny_epoch_0").info.epoch == 0
@@ -264,7 +266,7 @@ def test_best_goes_before_latest_and_every_kind_of_path_works(own_run: Path) -> 
     (ckpts / "best" / "policy.safetensors").unlink()
     assert load_policy(own_run).info.is_final
     assert load_policy(ckpts).info.is_final
-    with pytest.raises(FileNotFoundError, match=r"no policy at.*Fix:"):
+    with pytest.raises(FileNotFoundError, match=r"load_policy: .*does not exist.*Fix:"):
         load_policy(own_run / "nothing")
 
 
@@ -279,7 +281,7 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], str]] = {
     "shape": ((np.zeros((3, 4)), [0, 0]), r"shape \(3, 4\).* says \(2, 4\).*Fix:.*reset\(num_envs=N\)"),
     "key": (({"wrong": 1}, [0, 0]), r"got \{'wrong': 1\}.* asks for real numbers.*Fix:"),
     "text": ((np.full((2, 4), "1.0"), [0, 0]), r"got array\(\[\['1.0'.*real numbers.*Fix:"),
-    "too large": ((np.full((2, 4), 1e39), [0, 0]), r"got 1e\+39 .*\(environment 0\).*Fix:"),
+    "too large": ((np.full((2, 4), 1e39), [0, 0]), r"got inf as .*\(environment 0\).*Fix:"),
     "no rewards": ((GOOD,), r"got no rewards.*Fix:"),
     "rewards": ((GOOD, np.zeros(3)), r"rewards has shape \(3,\).*Fix:"),
     "nan": (
@@ -295,18 +297,19 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 @pytest.mark.parametrize("how", list(MISTAKES))
-def test_mistakes_are_named_and_leave_the_policy_as_it_was(policy_file: Path, how: str) -> None:
+def test_mistakes_are_named_and_leave_the_policy_unchanged(policy_file: Path, how: str) -> None:
     policy, (arguments, message) = load_policy(policy_file), MISTAKES[how]
     policy.reset(num_envs=2)
     expected = policy.act(GOOD)
     with pytest.raises(ValueError, match=message):
         policy.act(*arguments)
-    again = policy.act(GOOD, [np.nan, np.nan], is_first=[True, True])  # rewards of what is over do not count
+    # rewards of a finished episode are ignored
+    again = policy.act(GOOD, [np.nan, np.nan], is_first=[True, True])
     assert again.tolist() == expected.tolist()
 
 
 def changed_header(path: Path, **changes: str | None) -> Path:
-    """A copy of a policy file with other entries in its header; None leaves one out."""
+    """A copy of a policy file with other entries in its header; None removes one."""
     with safe_open(path, framework="pt") as file:
         header = {**file.metadata(), **changes}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -323,7 +326,7 @@ def test_environments_of_the_config_need_not_be_installed(policy_file: Path) -> 
     load_policy(changed_header(policy_file, gin=text))
 
 
-def test_settings_that_agents_have_in_another_version_only_are_left_out(
+def test_settings_that_exist_only_in_another_version_are_skipped(
     policy_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with safe_open(policy_file, framework="pt") as file:
@@ -333,14 +336,14 @@ def test_settings_that_agents_have_in_another_version_only_are_left_out(
     assert "left out: Agent.num_actions_for_value = 1." in caplog.text
 
 
-# --- files by somebody else -----------------------------------------------------------------------------
+# --- untrusted files ------------------------------------------------------------------------------------
 
 MARKS: list[str] = []
 
 
 @gin.configurable
 def leave_a_mark() -> float:
-    """Stands for any configurable of this process that does more than build a network."""
+    """Represents any configurable of this process that does more than build a network."""
     MARKS.append("called")
     return 0.9
 
@@ -360,7 +363,7 @@ def nested(depth: int) -> str:
 
 @pytest.fixture
 def unheard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A module that could be imported, `unheard_of`, and the file that it makes then."""
+    """A module `unheard_of` that could be imported, and the file that its import would create."""
     mark, name = tmp_path / "imported", "unheard_of"
     (tmp_path / f"{name}.py").write_text(
         "import gin, pathlib\n"
@@ -386,7 +389,7 @@ POPEN = {
             "traj_encoder_type": "loxodon.nets.recurrent:GRUTrajEncoder",
         }
     ),
-    # Popen(<Dict space>, <int>) runs the keys of the space as a command
+    # Popen(<Dict space>, <int>) runs the keys of the space as a command.
     "spaces": crafted_spaces(
         {
             "type": "Dict",
@@ -483,9 +486,7 @@ REFUSED: dict[str, tuple[Mapping[str, str | None], str]] = {
 
 
 @pytest.mark.parametrize("how", list(REFUSED))
-def test_a_file_that_cannot_be_used_is_refused_and_runs_nothing(
-    policy_file: Path, unheard_of: Path, how: str
-) -> None:
+def test_an_unusable_file_is_refused_and_runs_nothing(policy_file: Path, unheard_of: Path, how: str) -> None:
     changes, message = REFUSED[how]
     with pytest.raises((ValueError, ImportError), match=message):
         load_policy(crafted(policy_file, changes, unheard_of))
@@ -493,7 +494,7 @@ def test_a_file_that_cannot_be_used_is_refused_and_runs_nothing(
 
 
 def crafted(path: Path, changes: Mapping[str, str | None], mark: Path) -> Path:
-    """A copy of a policy file with another header; gin text behind a `+` is added to what is there."""
+    """A copy of a policy file with another header; gin text behind a `+` is appended."""
     with safe_open(path, framework="pt") as file:
         old = file.metadata()
     command = json.dumps(json.dumps(f"touch {mark}"))[1:-1]
@@ -503,7 +504,7 @@ def crafted(path: Path, changes: Mapping[str, str | None], mark: Path) -> Path:
     return changed_header(path, **new)
 
 
-def test_memory_of_one_environment_is_bounded(tmp_path: Path) -> None:
+def test_the_memory_of_one_environment_is_bounded(tmp_path: Path) -> None:
     exp = trained(tmp_path, "CartPole-v1", "TransformerTrajEncoder")
     file = changed_header(exp.run_dir / "ckpts" / "latest" / "policy.safetensors", max_seq_len=str(2**30))
     with pytest.raises(ValueError, match=r"what it remembers of one environment takes .*Fix:"):
@@ -511,7 +512,7 @@ def test_memory_of_one_environment_is_bounded(tmp_path: Path) -> None:
 
 
 class Computing(GRUTrajEncoder):
-    """Looks at numbers while it is built, which a sketch without memory has not, and has buffers."""
+    """Computes with values in its constructor, which meta tensors do not have, and has buffers."""
 
     size = 0
 
@@ -522,7 +523,7 @@ class Computing(GRUTrajEncoder):
             self.register_buffer(f"large_{i}", torch.zeros(1 << 23))
 
 
-def test_an_encoder_that_computes_while_it_is_built_is_bounded_too(
+def test_an_encoder_that_computes_in_its_constructor_is_bounded_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configure(tmp_path)
@@ -539,14 +540,14 @@ def test_an_encoder_that_computes_while_it_is_built_is_bounded_too(
         load_policy(file)
 
 
-def test_imports_and_settings_of_other_things_are_left_out(policy_file: Path, unheard_of: Path) -> None:
+def test_imports_and_unrelated_settings_are_skipped(policy_file: Path, unheard_of: Path) -> None:
     text = "+import unheard_of\nfrom unheard_of import UnheardOf\ninclude 'none.gin'\nleave_a_mark.x = @Env()"
     policy = load_policy(crafted(policy_file, {"gin": text}, unheard_of))
     assert policy.agent.traj_encoder.__class__.__name__ == "GRUTrajEncoder"
     assert not unheard_of.exists()
 
 
-def test_what_the_caller_trusts_is_imported(policy_file: Path, unheard_of: Path) -> None:
+def test_a_trusted_module_is_imported(policy_file: Path, unheard_of: Path) -> None:
     with safe_open(policy_file, framework="pt") as file:
         header = file.metadata()
     file = changed_header(
@@ -566,7 +567,7 @@ def test_what_the_caller_trusts_is_imported(policy_file: Path, unheard_of: Path)
     assert unheard_of.exists()
     assert (
         load_policy(file).agent.state_dict().keys() == policy.agent.state_dict().keys()
-    )  # it is imported now
+    )  # the module is imported now
 
 
 @pytest.mark.parametrize(
@@ -625,9 +626,7 @@ def from_python(folder: Path, **types: Any) -> Experiment:
     return run(make_experiment(folder, **settings | types))
 
 
-def test_a_partial_is_written_down_with_its_arguments(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_partial_is_stored_with_its_arguments(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     exp = from_python(tmp_path)
     policy = load_policy(exp.run_dir)
     assert policy.agent.state_dict().keys() == exp.policy.state_dict().keys()
@@ -650,7 +649,7 @@ NAMELESS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("kind", list(NAMELESS))
-def test_what_has_no_name_is_said_when_the_run_begins_and_can_be_given_again(
+def test_a_type_without_a_name_gives_a_warning_and_can_be_passed_to_load_policy(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     nameless = NAMELESS[kind]()
@@ -706,6 +705,6 @@ def call(name: str, **kwargs: Any) -> str:
         ('{"agent_type": ' + '{"call": ' * 300 + "3" + "}" * 301, "never writes.*Fix"),
     ],
 )
-def test_arguments_in_a_file_may_name_networks_alone(policy_file: Path, types: str, words: str) -> None:
+def test_arguments_in_a_file_may_only_name_networks(policy_file: Path, types: str, words: str) -> None:
     with pytest.raises((ValueError, ImportError), match=words):
         load_policy(changed_header(policy_file, gin="", types=types))

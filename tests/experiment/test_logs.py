@@ -50,7 +50,7 @@ def test_a_new_run_of_the_same_name_keeps_the_old_records_apart(tmp_path: Path) 
     assert "1" in (tmp_path / "logs" / "metrics_old1.jsonl").read_text()
 
 
-def test_tensorboard_files_are_written_where_it_is_installed(tmp_path: Path) -> None:
+def test_tensorboard_files_are_written_if_it_is_installed(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     logger = MetricLogger(tmp_path)
     logger.log({"val/return": 1.0}, AXES)
@@ -58,7 +58,7 @@ def test_tensorboard_files_are_written_where_it_is_installed(tmp_path: Path) -> 
     assert list((tmp_path / "logs" / "tensorboard").glob("events.*"))
 
 
-def test_the_id_survives_a_process_without_wandb(tmp_path: Path) -> None:
+def test_the_wandb_id_survives_a_process_without_wandb(tmp_path: Path) -> None:
     logger = MetricLogger(tmp_path, tensorboard=False)
     logger.load_state_dict({"metrics_bytes": 0, "wandb_id": "abc"})
     assert logger.state_dict()["wandb_id"] == "abc"
@@ -66,7 +66,7 @@ def test_the_id_survives_a_process_without_wandb(tmp_path: Path) -> None:
         logger.start_wandb()
 
 
-def test_wandb_is_asked_for_only_where_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_is_required_only_if_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     MetricLogger(tmp_path, tensorboard=False).log({"a": 1}, {"epoch": 0})
     with pytest.raises(ImportError, match=r"needs the package wandb.*Fix: pip install 'loxodon\[wandb\]'"):

@@ -1,4 +1,4 @@
-"""Two runs of one name, errors, kills, failed resumptions: what a run has made stays, and stays its own."""
+"""Two runs of one name, errors, kills and failed resumptions: the data of a run survive and stay separate."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 TWO_STAY: dict[str, Any] = {"ckpt_interval": 1, "CheckpointManager.keep": 2, "val_interval": 2}
 
 
-def test_a_fresh_start_sets_the_earlier_run_aside_and_only_sees_itself(tmp_path: Path) -> None:
+def test_a_new_run_sets_the_earlier_one_aside_and_sees_only_itself(tmp_path: Path) -> None:
     run(make_experiment(tmp_path, epochs=5, **TWO_STAY))
     before = contents(tmp_path / "tiny/ckpts")
     second = run(make_experiment(tmp_path, epochs=3, seed=8, **TWO_STAY))
@@ -66,7 +66,7 @@ def test_a_state_of_another_run_in_the_folder_is_neither_resumed_nor_deleted(tmp
     assert (states / "tiny_epoch_3").exists()
 
 
-def test_a_start_that_does_not_train_leaves_the_checkpoints_where_they_are(tmp_path: Path) -> None:
+def test_a_start_that_does_not_train_leaves_the_checkpoints_in_place(tmp_path: Path) -> None:
     run(make_experiment(tmp_path))
     before = contents(tmp_path / "tiny/ckpts")
     for mode in ("both", "collect"):
@@ -82,7 +82,7 @@ def test_a_start_that_does_not_train_leaves_the_checkpoints_where_they_are(tmp_p
 
 
 @pytest.mark.parametrize("what", ["best/policy.safetensors", "training_states/tiny_epoch_1"])
-def test_a_new_run_may_begin_from_what_is_set_aside(tmp_path: Path, what: str) -> None:
+def test_a_new_run_may_begin_from_checkpoints_that_were_set_aside(tmp_path: Path, what: str) -> None:
     run(make_experiment(tmp_path, val_interval=None))
     old = tmp_path / "tiny/ckpts" / what
     wanted = load_file(old if old.is_file() else old / "model.safetensors")
@@ -93,14 +93,14 @@ def test_a_new_run_may_begin_from_what_is_set_aside(tmp_path: Path, what: str) -
             begun.append({name: value.clone() for name, value in exp.policy.state_dict().items()})
 
     first = make_experiment(tmp_path, epochs=1, restore_from=str(old), callbacks=[Look])
-    if old.is_file():  # weights: a run of its own
+    if old.is_file():  # weights begin a new run
         run(first)
         old = tmp_path / "tiny/ckpts_old1" / what
     run(make_experiment(tmp_path, epochs=3, restore_from=str(old), callbacks=[Look]))
     assert all(torch.equal(weights[name], wanted[name]) for weights in begun for name in wanted)
 
 
-def test_a_run_may_be_copied_or_put_back_and_is_told_where_its_trajectories_are(
+def test_a_run_may_be_copied_or_restored_and_reports_where_its_trajectories_are(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run(make_experiment(tmp_path))
@@ -131,7 +131,7 @@ FOREVER = 10**6
 
 
 class FailingEnv(CountingEnv):
-    """Fails in its step number `fatal`, counted over all episodes, in the way that it is told."""
+    """Fails in its step number `fatal`, counted over all episodes, in the given way."""
 
     def __init__(self, fatal: int, way: str = "raises") -> None:
         super().__init__(length=4)
@@ -212,7 +212,7 @@ def fill_the_disk(monkeypatch: pytest.MonkeyPatch, num_files: int) -> None:
             packed.append(args)
             is_last = len(packed) == num_files
         if is_last:
-            time.sleep(0.5)  # one half is told of the full disk while the other still writes
+            time.sleep(0.5)  # one half gets the error while the other still writes
         return pack(*args)
 
     monkeypatch.setattr(files, "pack_npz", full)
@@ -226,7 +226,7 @@ def fill_the_disk(monkeypatch: pytest.MonkeyPatch, num_files: int) -> None:
         ("disk", "could not be written to"),
     ],
 )
-def test_a_failure_stores_what_is_finished_and_is_told_once(
+def test_a_failure_stores_finished_trajectories_and_is_reported_once(
     tmp_path: Path, way: str, words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     exp = make_experiment(
@@ -245,16 +245,16 @@ def test_a_failure_stores_what_is_finished_and_is_told_once(
     stored = list((tmp_path / "tiny/buffer/fifo").glob("*.npz"))  # before anything is closed
     shown = "".join(traceback.format_exception(caught.value)) + capfd.readouterr().err
     told = [line for line in shown.splitlines() if words in line and "raise " not in line]
-    # From a worker, an env's error comes as a summary and in the env's own traceback; a full disk is told by
-    # the writer of each half.
+    # An env's error in a worker comes as a summary and in the env's own traceback.
+    # The writer of each half reports a full disk.
     assert len(told) == 1 or (len(told) == 2 and way != "killed"), shown
     assert "During handling" not in shown
     lengths = [len(load_trajectory(path)) for path in stored]
-    assert lengths.count(4) == 12  # four episodes of each of three envs ended before
+    assert lengths.count(4) == 12  # four episodes of each of three envs ended earlier
     assert max(lengths) == 4
     with contextlib.suppress(OSError):  # the disk is still full
         exp.close()
-    if way != "disk":  # what was collected of the next ones is kept, too
+    if way != "disk":  # steps of unfinished episodes are stored too
         lengths = [len(load_trajectory(path)) for path in (tmp_path / "tiny/buffer/fifo").glob("*.npz")]
         assert sum(lengths) > 48
 
@@ -263,10 +263,10 @@ def test_a_failure_stores_what_is_finished_and_is_told_once(
     ("minutes", "way_on"),
     [(5.0, "newest checkpoint is of epoch 0. To continue"), (None, "No checkpoint has been written yet.")],
 )
-def test_spoilt_weights_are_not_saved(
+def test_weights_that_are_not_finite_are_not_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], minutes: float | None, way_on: str
 ) -> None:
-    """The first epoch ends with a checkpoint, unless saving between the regular ones is switched off."""
+    """The first epoch ends with a checkpoint unless saving by time is switched off."""
 
     class Spoil(Callback):
         def before_play_steps(self, exp: Experiment) -> None:
@@ -305,7 +305,7 @@ def test_a_second_interrupt_saves_nothing(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_minutes_without_a_checkpoint_end_with_one_that_the_next_replaces(
+def test_long_epochs_are_saved_in_between_until_the_next_regular_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exact: bool
 ) -> None:
     epochs: list[list[int]] = []
@@ -335,7 +335,7 @@ def test_minutes_without_a_checkpoint_end_with_one_that_the_next_replaces(
 # --- settings -------------------------------------------------------------------------------------------
 
 
-def test_a_file_in_the_place_of_the_base_folder_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_file_where_the_base_folder_should_be_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "runs").touch()
     with pytest.raises(OSError, match=r"run folder .*runs/tiny cannot be written to.*Fix:.*ckpt_base_dir"):
         make_experiment(tmp_path / "runs").start()

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import socket
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +24,7 @@ DAY_S = 24 * 3600.0
 
 
 class Process:
-    """A process with a pace: what it told, and where its run stands. It is to stop when it has to wait."""
+    """A process with a pace, its reported states, and its progress. It is asked to stop once it waits."""
 
     def __init__(self, run_dir: Path, mode: str = "learn", name: str = "me", **settings: Any) -> None:
         self.told: list[tuple[str, str | None]] = []
@@ -50,7 +49,7 @@ class Process:
 
 
 @given(RATIOS, COUNTS, COUNTS)
-def test_both_sides_never_wait_and_what_is_allowed_leads_just_beyond_the_limit(
+def test_the_two_sides_never_wait_for_each_other_and_their_allowance_ends_just_beyond_the_limit(
     ratio: Ratio, env_steps: int, updates: int
 ) -> None:
     more_updates = ratio.updates_allowed(env_steps, updates)
@@ -60,7 +59,7 @@ def test_both_sides_never_wait_and_what_is_allowed_leads_just_beyond_the_limit(
     assert not more_steps or ratio.env_steps_allowed(env_steps + more_steps, updates) == 0
 
 
-def test_the_limits_are_those_of_the_formula() -> None:
+def test_the_limits_follow_the_formula() -> None:
     ratio = Ratio(0.5, 0.1, 10)
     assert ratio.updates_allowed(1000, 549) == 2  # 550 = 0.5 * 1000 * 1.1 may be reached and passed once
     assert ratio.updates_allowed(1000, 551) == 0
@@ -70,19 +69,19 @@ def test_the_limits_are_those_of_the_formula() -> None:
     assert ratio.updates_due(1000, 450) == 50
 
 
-def test_no_step_is_counted_twice_whatever_becomes_of_the_files(tmp_path: Path) -> None:
+def test_no_step_is_counted_twice_whether_files_stay_or_vanish(tmp_path: Path) -> None:
     write_beat(tmp_path, "old", age_s=3 * DAY_S, env_steps=100, state="stopped")
     write_beat(tmp_path, "killed", age_s=2 * DAY_S, env_steps=30)
     write_beat(tmp_path, "new", env_steps=7)
-    write_beat(tmp_path, "x", role="both", env_steps=1000)  # a learner's own steps are no actor's
+    write_beat(tmp_path, "x", role="both", env_steps=1000)  # a learner's own steps do not count as an actor's
     learner = Process(tmp_path)
     learner.pace.begin()
     assert learner.count() == 137
     assert {beat.id for beat in read_heartbeats(tmp_path)} == {"new", "x"}  # the others are forgotten
-    write_beat(tmp_path, "again", env_steps=5)  # an actor that was started again
+    write_beat(tmp_path, "again", env_steps=5)  # a restarted actor
     assert learner.count() == 142
     saved = json.loads(json.dumps(learner.pace.state_dict()))
-    for folder in (tmp_path, tmp_path / "copy"):  # once with the heartbeats, once without
+    for folder in (tmp_path, tmp_path / "copy"):  # with the heartbeats, and without them
         write_beat(folder, "me", role="learner", state="stopped", forgotten_env_steps=130)
         successor = Process(folder, name="next")
         successor.pace.load_state_dict(saved)
@@ -92,7 +91,7 @@ def test_no_step_is_counted_twice_whatever_becomes_of_the_files(tmp_path: Path) 
     anew.progress.epoch = 0
     write_beat(tmp_path, "new", state="stopped", env_steps=7)
     anew.pace.begin()
-    assert anew.count() == 5  # a new run of the name counts only the actors at work
+    assert anew.count() == 5  # a new run of the name counts only running actors
 
 
 @pytest.mark.parametrize(
@@ -103,7 +102,7 @@ def test_no_step_is_counted_twice_whatever_becomes_of_the_files(tmp_path: Path) 
         ({"gradient_steps": 200, "state": "stopped"}, "for the learner, which is not running"),
         ({"gradient_steps": 200, "age_s": 5000.0}, "for the learner, which is not running"),
         ({"gradient_steps": 200, "state": "finished"}, None),
-        ({"gradient_steps": 200, "rank": 1}, None),  # there is none yet
+        ({"gradient_steps": 200, "rank": 1}, None),  # there is no learner yet
         ({"began_env_steps": None}, "for the learner's updates"),  # enough for it to begin
         ({"began_env_steps": None, "warm_up": 701}, None),
         ({"began_env_steps": None, "note": NO_DATA}, None),
@@ -115,7 +114,7 @@ def test_an_actor_waits_while_it_is_too_far_ahead(
     monkeypatch.setattr(pace.time, "sleep", lambda _: None)
     warm_up = learner.pop("warm_up", 600)
     write_beat(tmp_path, "L", **{"role": "learner", "began_env_steps": 100, "began_updates": 10, **learner})
-    write_beat(tmp_path, "other", env_steps=100, age_s=5000.0)  # its steps count, dead as it is
+    write_beat(tmp_path, "other", env_steps=100, age_s=5000.0)  # its steps count even though it is dead
     publish(tmp_path)
     actor = Process(tmp_path, "collect", "self", ratio=0.5, warm_up=warm_up)
     for _ in range(5):
@@ -132,11 +131,13 @@ def note_opening(event: str, args: tuple[Any, ...]) -> None:
         OPENED.append(str(args[0]))
 
 
-sys.addaudithook(note_opening)  # for good, as hooks cannot be removed
+sys.addaudithook(note_opening)  # audit hooks cannot be removed
 
 
 @pytest.mark.parametrize("ratio", [None, 0.5])
-def test_an_actor_opens_one_file_to_see_what_all_others_do(tmp_path: Path, ratio: float | None) -> None:
+def test_an_actor_opens_one_file_to_learn_the_progress_of_all_others(
+    tmp_path: Path, ratio: float | None
+) -> None:
     global OPENED  # noqa: PLW0603
     write_beat(tmp_path, "L", role="learner", began_env_steps=0, began_updates=0, gradient_steps=1000)
     for i in range(20):
@@ -147,11 +148,11 @@ def test_an_actor_opens_one_file_to_see_what_all_others_do(tmp_path: Path, ratio
     actor.pace.after_env_steps(60)
     opened, OPENED = OPENED, None
     assert opened == [str(tmp_path / "status" / "pace.json")]
-    if ratio is not None:  # 2000 env steps are due, and 19 * 50 + 60 taken; 20 actors share the rest
+    if ratio is not None:  # 2000 env steps are due, and 19 * 50 + 60 were taken; 20 actors share the rest
         assert actor.pace._env_steps_left == (2000 - 1010 + 1) // 20
 
 
-def test_an_actor_without_a_learner_warns_and_names_the_folder_it_sees(
+def test_an_actor_without_a_learner_warns_and_names_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = 1000.0
@@ -185,39 +186,7 @@ def test_an_actor_without_a_learner_warns_and_names_the_folder_it_sees(
     assert num_warnings_in(100) == 0
 
 
-def test_a_learner_warns_while_the_actors_that_it_asked_for_do_not_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    clock = SimpleNamespace(now_s=1000.0, time=time.time, sleep=lambda _: None)
-    clock.monotonic = lambda: clock.now_s
-    monkeypatch.setattr(pace, "time", clock)
-    learner = Process(tmp_path)
-    learner.pace.begin()
-
-    def has_warned_after(seconds: float) -> bool:
-        caplog.clear()
-        clock.now_s += seconds
-        assert learner.pace.is_warm()
-        return f"actors report in {socket.gethostname()}:{tmp_path}" in caplog.text
-
-    assert not has_warned_after(100.0)  # nobody was asked for
-    learner.pace.expect_actors(2, first_epoch=4)
-    assert not has_warned_after(100.0)  # they start with epoch 4
-    learner.progress.epoch = 4
-    assert has_warned_after(10.0)
-    assert "0 of 2" in caplog.text
-    assert not has_warned_after(10.0)
-    assert has_warned_after(21.0)
-    write_beat(tmp_path, "one")
-    write_beat(tmp_path, "two")
-    assert not has_warned_after(100.0)
-    write_beat(tmp_path, "two", state="failed")
-    assert not has_warned_after(10.0)  # it may be starting again
-    assert has_warned_after(31.0)
-    assert "1 of 2" in caplog.text
-
-
-def test_a_learner_waits_for_the_first_data_and_whenever_it_is_too_far_ahead(
+def test_a_learner_waits_for_the_first_data_and_while_it_is_too_far_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pace.time, "sleep", lambda _: None)
@@ -247,7 +216,7 @@ def test_in_mode_both_the_ratio_sets_the_updates_of_each_epoch(tmp_path: Path) -
     assert exp.trainer.describe().startswith("0.2 updates of ")
     assert exp.trainer.describe().endswith(" sequences per env step")
     logged = [r for r in metrics(exp.run_dir) if "train/updates" in r]
-    # 36 env steps an epoch; those before the first epoch that trains do not count.
+    # An epoch has 36 env steps; those before the first training epoch do not count.
     assert [r["train/updates"] for r in logged] == [7, 7, 7, 7]
     assert exp.learner.gradient_steps == int(0.2 * 36 * 4)
     assert logged[-1]["train/replay_ratio"] == pytest.approx(28 / 144)

@@ -1,4 +1,4 @@
-"""Pictures stay uint8 and texts have their numbers on the whole way from the environment to the network."""
+"""Pictures stay uint8 and texts stay token ids all the way from the environment to the network."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def dtypes(arrays: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("agent", "env_mode"), [("Agent", "async"), ("PPOAgent", "sync")])
-def test_every_border_keeps_the_dtypes(tmp_path: Path, agent: str, env_mode: str) -> None:
+def test_every_interface_keeps_the_dtypes(tmp_path: Path, agent: str, env_mode: str) -> None:
     path = tmp_path / "seen.gin"
     path.write_text(GIN.format(agent=agent))
     load_config([str(path)])
@@ -96,7 +96,7 @@ def test_every_border_keeps_the_dtypes(tmp_path: Path, agent: str, env_mode: str
     )
     exp.start()
     encoder = exp.policy.tstep_encoder
-    assert isinstance(encoder, DictTstepEncoder)  # no one named an encoder
+    assert isinstance(encoder, DictTstepEncoder)  # the default encoder
     weights = [weight.clone() for weight in encoder.parameters()]
     seen: list[Any] = []
     encoder.register_forward_pre_hook(lambda _, args: seen.append((args[0], encoder.training)))
@@ -118,13 +118,13 @@ def test_every_border_keeps_the_dtypes(tmp_path: Path, agent: str, env_mode: str
         assert {training for _, training in seen} == {True, False}
 
 
-def test_settings_of_the_encoder_that_is_not_chosen_are_refused(seen_id: str, tmp_path: Path) -> None:
+def test_settings_of_an_encoder_that_is_not_used_are_refused(seen_id: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"FFTstepEncoder.specify_obs_keys = .* is set, but nothing"):
         header("base_offpolicy", tmp_path, seen_id, "FFTstepEncoder.specify_obs_keys=['speed']")
 
 
 @pytest.mark.parametrize("preset", ["base_offpolicy", "ppo/ppo"])
-def test_presets_for_any_task_embed_pictures_by_convolutions_and_say_so(
+def test_presets_for_any_task_embed_pictures_by_convolutions_and_report_it(
     preset: str, seen_id: str, tmp_path: Path
 ) -> None:
     said = header(preset, tmp_path, seen_id)
@@ -140,7 +140,7 @@ def seen_id(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def header(preset: str, folder: Path, env_id: str, *overrides: str) -> str:
-    """What a run of a preset with another environment says of itself; its settings must all be in use."""
+    """The description of a run of a preset with another environment; all settings must be in use."""
     settings = {"epochs": 1, "parallel_actors": 1, "max_seq_len": 6, "val_timesteps_per_epoch": 0}
     names = {"run_name": "seen", "ckpt_base_dir": str(folder), "verbose": False}
     envs = {"make_train_env": "@gym_env()", "make_val_env": "@gym_env()", "evaluate_at_end": False}

@@ -1,4 +1,4 @@
-"""Pre-training on demonstrations, its cache, warm starts, and data of one kind of agent for the other."""
+"""Pre-training on demonstrations, warm starts, and data of one kind of agent for the other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from loxodon.data import DiskTrajDataset, MemoryTrajDataset
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
 from loxodon.experiment.ppo import PPOLearner
-from loxodon.nets import CriticEnsemble, FFTstepEncoder, GRUTrajEncoder, IdentityTrajEncoder, PolicyHead
+from loxodon.nets import FFTstepEncoder, GRUTrajEncoder, IdentityTrajEncoder
 
 from .demonstrations import (
     ENCODER,
@@ -27,7 +27,6 @@ from .demonstrations import (
     demonstration,
     demos,
     make_ppo,
-    pretrained,
     same,
     stage,
     weights_of,
@@ -43,7 +42,7 @@ from .fakes import make_experiment, metrics, run
         ("multi", partial(PPOAgent, value_norm="running"), 100),
     ],
 )
-def test_an_imitating_agent_is_good_before_ppo_begins_and_ppo_goes_on(
+def test_an_imitating_agent_is_good_before_ppo_begins_and_ppo_continues(
     tmp_path: Path, kind: str, agent: Any, num_batches: int
 ) -> None:
     made = stage(demos(kind), num_batches=num_batches)
@@ -58,7 +57,7 @@ def test_an_imitating_agent_is_good_before_ppo_begins_and_ppo_goes_on(
         untrained = run(make_ppo(tmp_path / "other", kind, agent_type=agent))
         assert metrics(untrained.run_dir)[0]["val/return"] < 0.7 * STEPS
         rows = [row for row in metrics(exp.run_dir) if "pretrain-update/value" in row]
-        # 8 rewards of 1 each, discounted: the mean of sum_k 0.99^k over what is left of an episode
+        # The expected value is the mean of sum_k 0.99^k over the rewards left in an episode of 8.
         expected = np.mean([sum(0.99**k for k in range(left)) for left in range(1, STEPS + 1)])
         assert abs(rows[0]["pretrain-update/value"] - expected) > 1.0
         assert abs(rows[-1]["pretrain-update/value"] - expected) < 0.7
@@ -76,9 +75,11 @@ def test_a_resumed_run_does_not_pretrain_again(tmp_path: Path) -> None:
     assert sum("pretrain/loss" in row for row in metrics(again.run_dir)) == 1
 
 
-def test_a_stop_keeps_nothing_half_done_and_resuming_gives_the_same_run(tmp_path: Path) -> None:
-    whole = run(make_ppo(tmp_path / "whole", callbacks=[stage(num_batches=40, cache_dir=str(tmp_path))]))
-    stopped = make_ppo(tmp_path / "parts", callbacks=[stage(num_batches=40, cache_dir=str(tmp_path / "c"))])
+def test_a_stop_during_pretraining_saves_nothing_of_it_and_resuming_gives_the_same_run(
+    tmp_path: Path,
+) -> None:
+    whole = run(make_ppo(tmp_path / "whole", callbacks=[stage(num_batches=40)]))
+    stopped = make_ppo(tmp_path / "parts", callbacks=[stage(num_batches=40)])
     stopped.start()
     before = weights_of(stopped)
     real, count = stopped.log, 0
@@ -94,7 +95,6 @@ def test_a_stop_keeps_nothing_half_done_and_resuming_gives_the_same_run(tmp_path
     with pytest.raises(SystemExit):
         stopped.learn()
     assert same(before, weights_of(stopped))
-    assert not (tmp_path / "c").exists()
     resumed = make_ppo(tmp_path / "parts", callbacks=[stage(num_batches=40)])
     resumed.start()
     resumed.load_checkpoint()
@@ -104,62 +104,13 @@ def test_a_stop_keeps_nothing_half_done_and_resuming_gives_the_same_run(tmp_path
     assert same(weights_of(whole), weights_of(resumed))
 
 
-@pytest.mark.parametrize("method", ["bc", "off_policy"])
-def test_a_cached_result_is_the_one_that_training_gave(tmp_path: Path, method: str, caplog: Any) -> None:
-    cache = str(tmp_path / "cache")
-    small = {"num_batches": 5, "method": method, "cache_dir": cache}
-    first = pretrained(make_ppo(tmp_path / "a", callbacks=[stage(**small)]))
-    exp = make_ppo(tmp_path / "b", callbacks=[stage(**small)], epochs=2)
-    second = pretrained(exp)
-    assert same(first, second)
-    assert not any("pretrain/loss" in row for row in metrics(exp.run_dir))
-    (file,) = Path(cache).iterdir()
-    for changes in ({"seed": 8}, {"callbacks": [stage(demos(count=19), **small)]}):
-        other = make_ppo(tmp_path / "c", **{"callbacks": [stage(**small)], **changes})
-        assert not same(first, pretrained(other))
-        assert any("pretrain/loss" in row for row in metrics(other.run_dir))
-    assert len(list(Path(cache).iterdir())) == 3
-    file.write_bytes(file.read_bytes()[:100])  # half a file
-    assert same(first, pretrained(make_ppo(tmp_path / "d", callbacks=[stage(**small)])))
-    assert "cannot be used and is made anew" in caplog.text
-
-
-def test_off_policy_training_hands_over_encoders_and_a_policy_of_the_same_build(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "loxodon")
-    plain = make_ppo(tmp_path / "a", callbacks=[stage(num_batches=5, method="off_policy")])
-    plain.start()
-    before = weights_of(plain)
-    plain.close()
-    after = pretrained(make_ppo(tmp_path / "b", callbacks=[stage(num_batches=5, method="off_policy")]))
-    changed = {name.partition(".")[0] for name in before if not torch.equal(before[name], after[name])}
-    assert changed == {"tstep_encoder"}  # the identity has no weights, and the heads differ
-    assert "hands over" in caplog.text
-    assert "policy_head (4)" in caplog.text.partition("not loaded")[2]
-    critics = partial(CriticEnsemble, d_hidden=8)
-    head = partial(PolicyHead, n_layers=2, activation="leaky_relu")
-    caplog.clear()
-    made = stage(
-        num_batches=100,
-        method="off_policy",
-        agent_type=partial(Agent, fake_filter=True, online_coeff=0.0, offline_coeff=1.0, critic_type=critics),
-    )
-    exp = run(make_ppo(tmp_path / "c", agent_type=partial(PPOAgent, policy_head_type=head), callbacks=[made]))
-    assert "policy_head (6)" in caplog.text.partition("not loaded")[0]
-    assert next(row["val/return"] for row in metrics(exp.run_dir) if "val/return" in row) > 0.9 * STEPS
-    # Only the run's own model is left, whose optimizer Accelerate does not hold without a loss scaler.
-    assert [len(exp.accelerator._models), len(exp.accelerator._optimizers)] == [1, 0]
-
-
-def test_a_test_run_pretrains_a_little_and_without_a_cache(tmp_path: Path) -> None:
-    exp = run(make_ppo(tmp_path, test_run=True, callbacks=[stage(cache_dir=str(tmp_path / "cache"))]))
+def test_a_test_run_pretrains_a_little(tmp_path: Path) -> None:
+    exp = run(make_ppo(tmp_path, test_run=True, callbacks=[stage()]))
     assert [row["pretrain/updates"] for row in metrics(exp.run_dir) if "pretrain/updates" in row] == [2]
-    assert not (tmp_path / "cache").exists()
 
 
-def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    for changes in ({"method": "bd"}, {"num_batches": 0}, {"learning_rate": 0.0}):
+def test_impossible_settings_are_refused(tmp_path: Path) -> None:
+    for changes in ({"num_batches": 0}, {"learning_rate": 0.0}):
         ((name, value),) = changes.items()
         with pytest.raises(ValueError, match=rf"{name} is {value!r}.*Fix:"):
             stage(**changes)
@@ -189,18 +140,6 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_weights(tmp_path: 
         exp.learn()
     assert same(before, weights_of(exp))
     exp.close()
-
-
-def test_unknown_data_are_not_cached_and_own_ones_may_say_what_they_are(tmp_path: Path, caplog: Any) -> None:
-    dataset = demos()
-    dataset.relabeler = type("Same", (), {"apply": lambda self, traj, rng: traj})()
-    small = {"num_batches": 1, "cache_dir": str(tmp_path / "cache")}
-    run(make_ppo(tmp_path / "a", callbacks=[stage(dataset, **small)]))
-    assert "does not say what its data are" in caplog.text
-    assert not (tmp_path / "cache").exists()
-    dataset.fingerprint = lambda: "mine"  # type: ignore[attr-defined]
-    run(make_ppo(tmp_path / "b", callbacks=[stage(dataset, **small)]))
-    assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 # ---- warm starts ----
@@ -248,11 +187,11 @@ def test_a_warm_start_takes_the_encoders_of_an_off_policy_run_and_lists_the_rest
     exp.close()
 
 
-def test_warm_starts_that_cannot_be_are_refused(tmp_path: Path) -> None:
+def test_impossible_warm_starts_are_refused(tmp_path: Path) -> None:
     base = off_policy_run(tmp_path, epochs=0)
     path = str(base.checkpoints.root / "latest" / "policy.safetensors")
     wider = partial(FFTstepEncoder, n_layers=3, d_hidden=8, d_output=8, normalize_inputs=False)
-    message = r"No tensor of .*fits this agent: there are .*critics.*the agent has .*policy_head.*Fix:"
+    message = r"No tensor of .*fits this agent.*: there are .*critics.*the agent has .*policy_head.*Fix:"
     with pytest.raises(ValueError, match=message):
         make_ppo(tmp_path, tstep_encoder_type=wider, **{"WarmStart.source": path}).start()
     with pytest.raises(ValueError, match=r"WarmStart.source: .* is of another environment: .*action.*Fix:"):
@@ -265,10 +204,10 @@ def test_warm_starts_that_cannot_be_are_refused(tmp_path: Path) -> None:
         make_ppo(tmp_path, **{"WarmStart.source": str(tmp_path / "none")}).start()
 
 
-# ---- from one kind of agent to the other, through files ----
+# ---- from one kind of agent to the other through files ----
 
 
-def test_what_ppo_stores_is_learned_from_by_both_kinds_of_agents(tmp_path: Path) -> None:
+def test_both_kinds_of_agents_learn_from_the_data_that_ppo_stores(tmp_path: Path) -> None:
     teed = run(make_ppo(tmp_path, run_name="teed", dataset=DiskTrajDataset(), epochs=2))
     files = list((tmp_path / "teed" / "buffer" / "fifo").iterdir())
     assert files
@@ -285,8 +224,7 @@ def test_what_ppo_stores_is_learned_from_by_both_kinds_of_agents(tmp_path: Path)
         val_timesteps_per_epoch=0,
     )
     assert offline.learner.gradient_steps == 4
-    made = stage(DiskTrajDataset(dset_name="teed"), num_batches=4, cache_dir=str(tmp_path / "cache"))
+    made = stage(DiskTrajDataset(dset_name="teed"), num_batches=4)
     exp = run(make_ppo(tmp_path, run_name="cloned", callbacks=[made]))
     assert exp.hooks.callbacks[0].is_done
     assert any("pretrain/loss" in row for row in metrics(exp.run_dir))
-    assert len(list((tmp_path / "cache").iterdir())) == 1

@@ -1,4 +1,4 @@
-"""What passes between the experiment and its dataset beside the windows: layouts, versions, priorities."""
+"""The exchange between the experiment and its dataset, except windows: layouts, versions, priorities."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_training_sets_the_priorities_of_the_files_it_saw(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("sample", [True, False])
-def test_a_run_with_retrace_knows_how_likely_its_actions_were(tmp_path: Path, sample: bool) -> None:
+def test_a_run_with_retrace_stores_the_probabilities_of_its_actions(tmp_path: Path, sample: bool) -> None:
     experiment = make_experiment(
         tmp_path,
         agent_type=partial(Agent, returns=Retrace()),
@@ -123,7 +123,7 @@ def test_files_and_batches_carry_the_version_of_the_policy_that_acted(tmp_path: 
     assert set(batch.policy_versions.tolist()) <= {0, 1, 2}
 
 
-def test_files_of_other_spaces_are_set_aside_and_training_goes_on(tmp_path: Path) -> None:
+def test_files_of_other_spaces_are_set_aside_and_training_continues(tmp_path: Path) -> None:
     experiment = make_experiment(tmp_path, epochs=3, train_timesteps_per_epoch=60, train_batches_per_epoch=99)
     experiment.start()
     experiment.collect_new_training_data()
@@ -158,7 +158,7 @@ def test_a_resumed_run_takes_its_own_learning_rate(tmp_path: Path) -> None:
 def weights_after_learning(
     folder: Path, *, extra_files: range = range(0), first_seed: int = 0
 ) -> list[torch.Tensor]:
-    """Train on twelve trajectories, of which some have extras."""
+    """Train on twelve trajectories, some of which have extras."""
     protected = folder / "tiny" / "buffer" / "protected"
     protected.mkdir(parents=True)
     for number in range(12):
@@ -189,7 +189,7 @@ def test_learning_is_the_same_with_and_without_extras_in_the_files(tmp_path: Pat
     )
     assert all(map(torch.equal, plain, mixed))
     others = weights_after_learning(tmp_path / "others", first_seed=100)
-    assert not all(map(torch.equal, plain, others))  # the trajectories do matter
+    assert not all(map(torch.equal, plain, others))  # the trajectories matter
 
 
 def fifo(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""A run that dies, or ends, and goes on: the same weights and records to the last bit."""
+"""A run that dies or ends, and is resumed, has the same weights and records, bit for bit."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ ENCODERS = {
 
 
 def single(text: str) -> str:
-    """Without the mixture, which hands no priorities on."""
+    """The config without the mixture, which does not pass priorities on."""
     text = text.replace("dataset = @MixtureOfDatasets()", "dataset = @own/DiskTrajDataset()")
     lines = text.splitlines(keepends=True)
     return "".join(line for line in lines if not line.startswith(("Mixture", "demos/")))
@@ -121,7 +121,7 @@ def folders(tmp_path: Path, demos: Path) -> Iterator[Path]:
 
 
 def assert_same(one: Path, two: Path) -> None:
-    """Weights of the last checkpoints are equal to the bit, and so are all records."""
+    """Check that the weights of the last checkpoints are bit-equal, and so are all records."""
     names = [run_dir / "ckpts/policy_weights/policy_epoch_5.safetensors" for run_dir in (one, two)]
     first, second = (read_policy(path)[1] for path in names)
     assert first.keys() == second.keys()
@@ -155,7 +155,7 @@ def test_resume_is_exact(tmp_path: Path, demos: Path, case: str) -> None:
     if "mixture" in case:
         own = "dataset/1-DiskTrajDataset/weight"
         weights = [r[own] for r in metrics(second.run_dir) if own in r]
-        assert len(set(weights)) > 3, weights  # else the ramp was not seen
+        assert len(set(weights)) > 3, weights  # otherwise the ramp would not be tested
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_kill_9_changes_no_bit(tmp_path: Path, demos: Path) -> None:
     assert_same(whole / "exact", parts / "exact")
 
 
-def test_a_finished_run_goes_on_when_epochs_is_raised(tmp_path: Path) -> None:
+def test_a_finished_run_continues_when_epochs_is_raised(tmp_path: Path) -> None:
     run(make_experiment(tmp_path, epochs=2))
     longer = run(make_experiment(tmp_path, epochs=4), lambda exp: exp.load_checkpoint())
     assert longer.checkpoints.complete_epochs() == [1, 3]

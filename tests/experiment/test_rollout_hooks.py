@@ -1,4 +1,4 @@
-"""What agents do in rollouts besides acting: end episodes, add to observations, combine rewards."""
+"""Hooks of agents in rollouts besides acting: ending episodes, extending observations, combining rewards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LENGTH = 5
 
 
 class Impatient(TinyAgent):
-    """Ends each episode after its second step, by termination in even ones, else by truncation."""
+    """Ends each episode after its second step, alternately by termination and by truncation."""
 
     def post_env_step_modifications(
         self, obs: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray
@@ -69,7 +69,7 @@ def test_an_agent_ends_episodes_and_their_environments_begin_new_ones(mode: str)
 
 
 @pytest.mark.parametrize("stores", [False, True])
-def test_evaluations_play_episodes_to_their_end(stores: bool) -> None:
+def test_evaluations_play_episodes_to_their_natural_end(stores: bool) -> None:
     sinks = {"sinks": [RecordingSink()]} if stores else {}
     collector = make_collector([LENGTH, LENGTH], agent_type=Impatient, **sinks)
     collector.collect(2 * LENGTH, episodes=4)
@@ -90,7 +90,7 @@ class Reviving(TinyAgent):
         return terminated & False, truncated
 
 
-def test_what_has_ended_cannot_be_continued() -> None:
+def test_an_episode_that_has_ended_cannot_be_continued() -> None:
     collector = make_collector([2], sinks=[RecordingSink()], agent_type=Reviving)
     with pytest.raises(
         ValueError, match=r"Reviving.post_env_step_modifications returned .*must not continue.*Fix:"
@@ -98,11 +98,11 @@ def test_what_has_ended_cannot_be_continued() -> None:
         collector.collect(3)
 
 
-# ---- adding to observations ----
+# ---- extending observations ----
 
 
 class Latent:
-    """Draws a number for every episode, on which all its actions depend; mixed into agents."""
+    """Draws a number for every episode, on which all its actions depend; a mixin for agents."""
 
     def __init__(self, obs_space: spaces.Dict, *args: Any, **kwargs: Any) -> None:
         own = {"latent": spaces.Box(-np.inf, np.inf, (2,), np.float32)}
@@ -136,7 +136,7 @@ def settings(agent_type: Any, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_what_an_agent_adds_is_stored_learned_from_and_acted_on(tmp_path: Path) -> None:
+def test_added_observations_are_stored_learned_from_and_acted_on(tmp_path: Path) -> None:
     exp = make_experiment(tmp_path, **settings(LatentAgent))
     run(exp)
     seen = set()
@@ -144,7 +144,7 @@ def test_what_an_agent_adds_is_stored_learned_from_and_acted_on(tmp_path: Path) 
         traj = load_trajectory(path)
         latents = traj.obs["latent"]
         assert latents.shape == (len(traj) + 1, 2)
-        assert (latents == latents[0]).all()  # the final observation's, too
+        assert (latents == latents[0]).all()  # this includes the final observation
         seen.add(tuple(latents[0]))
         assert traj.obs["observation"][:, 1].tolist() == list(range(len(traj) + 1))
     assert len(seen) >= 4
@@ -191,7 +191,7 @@ class ObsSink(RecordingSink):
         self.added[-1]["age"] = step[4]["age"].copy()
 
 
-def test_what_an_agent_adds_to_a_final_observation_is_of_the_episode_that_ended() -> None:
+def test_additions_to_a_final_observation_belong_to_the_episode_that_ended() -> None:
     sink = ObsSink()
     make_collector([2, 3], sinks=[sink], agent_type=Ageing).collect(7)
     for step in sink.added:
@@ -210,7 +210,7 @@ class Misshapen(Undeclared):
     obs_space = spaces.Dict({**Undeclared.obs_space, "latent": spaces.Box(-1, 1, (3,), np.float32)})
 
 
-def test_what_an_agent_adds_has_to_be_declared() -> None:
+def test_added_observations_must_be_declared() -> None:
     with pytest.raises(
         ValueError, match=r"Undeclared has its own add_agent_info_to_obs.*Fix: give BaseAgent's"
     ):
@@ -248,7 +248,7 @@ def test_an_agent_combines_the_terms_of_rewards(tmp_path: Path) -> None:
         own = (step["actions"] == 1).astype(np.float32)
         assert np.array_equal(step["raw_rewards"][:, 0], own)
         assert np.array_equal(step["rewards"], (10.0 * own + 2.0 - 2.0 * (i % 2 == 0)) / 2)
-        assert np.array_equal(step["rl2s"][:, 0], own)  # what the policy sees
+        assert np.array_equal(step["rl2s"][:, 0], own)  # the rewards that the policy sees
     returns = [value for values in collector.histories.returns.returns.values() for value in values]
     assert sum(returns) == sum(step["raw_rewards"].sum() for step in sink.added)
     sink.added.clear()

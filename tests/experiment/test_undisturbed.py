@@ -1,4 +1,4 @@
-"""A checkpoint leaves training alone: with and without checkpoints a run is the same, and nothing is lost."""
+"""Checkpoints do not disturb training: runs with and without them are equal, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EPOCHS, STEPS = 6, 8
 
 
 class LongEnv(CountingEnv):
-    """Its episodes last 18 to 30 steps, several epochs."""
+    """Its episodes last 18 to 30 steps, which is several epochs."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         found = super().reset(seed=seed, options=options)
@@ -33,7 +33,7 @@ class LongEnv(CountingEnv):
 
 
 class StoredEnv(LongEnv):
-    """The same, and it offers its state."""
+    """LongEnv that offers its state."""
 
     def get_state(self) -> dict[str, Any]:
         return {"place": [self.episode, self.timestep, self.length], "generator": generator_state(self)}
@@ -66,7 +66,7 @@ AGENTS: dict[str, dict[str, Any]] = {
 
 
 def long_run(folder: Path, agent: str, env: type[LongEnv], **changes: Any) -> Experiment:
-    """A run that is not started, whose episodes are longer than its epochs."""
+    """A run whose episodes are longer than its epochs, not yet started."""
     settings: dict[str, Any] = {
         "agent_type": partial(Agent, num_critics=2),
         "tstep_encoder_type": partial(FFTstepEncoder, d_hidden=8, d_output=8),
@@ -84,7 +84,7 @@ def long_run(folder: Path, agent: str, env: type[LongEnv], **changes: Any) -> Ex
 
 
 def assert_same(one: Experiment, two: Experiment) -> None:
-    """Weights to the last bit, all records, and the trajectory files."""
+    """Check that weights (bit for bit), all records and the trajectory files are equal."""
     assert metrics(one.run_dir) == metrics(two.run_dir)
     first, second = one.policy.state_dict(), two.policy.state_dict()
     assert [name for name, value in first.items() if not torch.equal(value, second[name])] == []
@@ -158,7 +158,7 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "words"), CHANGES)
-def test_where_states_do_not_fit_new_episodes_begin(
+def test_new_episodes_begin_if_states_do_not_fit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], words: str
 ) -> None:
     lake = {"make_train_env": EnvSpec(FrozenLake, {}), "exploration_wrapper_type": None}
@@ -184,15 +184,15 @@ def test_where_states_do_not_fit_new_episodes_begin(
         exp.close()
 
 
-def test_without_the_setting_the_same_run_begins_new_episodes(tmp_path: Path) -> None:
+def test_without_the_setting_new_episodes_begin(tmp_path: Path) -> None:
     first = long_run(tmp_path, "off-policy", StoredEnv, **{"Collector.save_env_state": False})
     first.start()
     first.collect_new_training_data()
     first.save_checkpoint()
-    assert first.collector.groups[0].state.time_idxs.any()  # the checkpoint leaves the rollout alone
+    assert first.collector.groups[0].state.time_idxs.any()  # the checkpoint does not disturb the rollout
     second = long_run(tmp_path, "off-policy", StoredEnv, **{"Collector.save_env_state": True})
     second.start()
-    second.load_checkpoint()  # which has no environments
+    second.load_checkpoint()  # the checkpoint has no environments
     assert not second.collector.groups[0].state.time_idxs.any()
     first.close()
     second.close()
@@ -211,12 +211,12 @@ def test_a_maze_of_another_size_is_refused() -> None:
     small, large = MazeRunner(size=7), MazeRunner(size=9)
     small.reset(seed=0)
     large.reset(seed=0)
-    with pytest.raises(ValueError, match=r"maze of size 7, this one has size 9.*Fix:"):
+    with pytest.raises(ValueError, match=r"MazeRunner with .*'size': 7.*, this one has .*'size': 9.*Fix:"):
         large.set_state(small.get_state())
 
 
 @pytest.mark.parametrize(("interval", "is_warned"), [(2, True), (5, False)])
-def test_exact_resumption_warns_where_no_episode_can_end(
+def test_exact_resumption_warns_if_no_episode_can_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, interval: int, is_warned: bool
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="loxodon"):

@@ -1,4 +1,4 @@
-"""A run on a file system that really fills up: a tmpfs of two megabytes in a mount namespace of its own."""
+"""A run on a file system that really is full: a tmpfs of two megabytes in its own mount namespace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from loxodon.data import check_file
 
 ROOT = Path(__file__).resolve().parents[2]
-# The files are copied out before the namespace, and the tmpfs with it, ends.
+# The files are copied out before the namespace ends, and the tmpfs with it.
 SCRIPT = """
 mount -t tmpfs -o size=2m tmpfs "$1" || exit 99
 "$2" "$3" --config tmaze --run-name full "Experiment.ckpt_base_dir='$1'" Experiment.epochs=100 \
@@ -25,7 +25,7 @@ exit $code
 
 
 def can_mount() -> bool:
-    """Whether this user may mount a tmpfs in a namespace of its own."""
+    """True if this user may mount a tmpfs in a namespace of its own."""
     probe = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/tmp"]
     try:
         return subprocess.run(probe, capture_output=True, check=False).returncode == 0

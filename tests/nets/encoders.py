@@ -30,7 +30,7 @@ from loxodon.nets import (
 from ..transformers import recommended
 
 DIM, WINDOW = 6, 5
-WIDE_KEYS = {"expand_k": 1.0}  # what few features read is often near 0, and its norm enlarges rounding
+WIDE_KEYS = {"expand_k": 1.0}  # outputs of few features are often near 0, and the norm amplifies rounding
 
 
 def transformer(**kwargs: object) -> TrajEncoder:
@@ -104,7 +104,7 @@ def make_encoder(name: str) -> TrajEncoder:
 
 
 def episode_times(resets: Tensor) -> Tensor:
-    """(B, L, 1) timestep within the episode, counting from each reset."""
+    """Timesteps within the episode (B, L, 1), counted from each reset."""
     times = torch.zeros(resets.shape, dtype=torch.int64)
     for t in range(1, resets.shape[1]):
         times[:, t] = torch.where(resets[:, t], 0, times[:, t - 1] + 1)

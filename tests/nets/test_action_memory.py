@@ -1,4 +1,4 @@
-"""What came of each action: the sums themselves, and the heads that read them."""
+"""The action memory: sums of what followed each action, and the heads that read them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_rows_are_fading_sums_over_what_followed_an_action() -> None:
 
 
 def test_windows_that_share_a_row_remember_what_each_would_alone() -> None:
-    """What their first timestep followed, too, where they begin in the middle of an episode."""
+    """Windows that begin in mid-episode also remember the action before their first timestep."""
     memory, lengths = ActionMemory(E, A, 6, width=K).eval(), [3, 1, 5]
     embedded, previous = given(1, sum(lengths))
     previous[:, 0, 1] = 1.0
@@ -51,7 +51,7 @@ def test_windows_that_share_a_row_remember_what_each_would_alone() -> None:
     torch.testing.assert_close(packed, torch.cat(alone, dim=1))
 
 
-def test_steps_give_what_sequences_do() -> None:
+def test_steps_give_the_same_as_sequences() -> None:
     memory = ActionMemory(E, A, 5, width=K).eval()
     embedded, previous = given(3, 40)  # eight horizons
     with torch.no_grad():
@@ -61,21 +61,21 @@ def test_steps_give_what_sequences_do() -> None:
             torch.testing.assert_close(found, whole[:, t], atol=1e-5, rtol=1e-4)
 
 
-def test_heads_judge_all_actions_by_the_same_weights() -> None:
+def test_heads_use_the_same_weights_for_all_actions() -> None:
     torch.manual_seed(0)
     critics = CriticEnsemble(8, A, 2, True, num_critics=3, d_hidden=16, memory_dim=K)
     actor = Actor(8, A, 2, Categorical, d_hidden=16, memory_dim=K)
     state, rows, swapped = torch.randn(4, 5, 8), torch.randn(4, 5, A, K), [2, 0, 1]
 
     def of_memory(head: CriticEnsemble | Actor, rows: torch.Tensor) -> torch.Tensor:
-        """What rows add to outputs."""
+        """The contribution of rows to outputs."""
         with torch.no_grad():
             found = (head(torch.cat([state, x.flatten(-2)], dim=-1)) for x in (rows, torch.zeros_like(rows)))
             mine, none = (x.params if isinstance(head, Actor) else x for x in found)
             return mine - none
 
     for head in (critics, actor):
-        assert of_memory(head, rows).abs().max() == 0.0  # nothing at first
+        assert of_memory(head, rows).abs().max() == 0.0  # zero at first
         torch.nn.init.normal_(head.reader.out.weight)
         added = of_memory(head, rows)
         assert added.abs().min() > 0.0

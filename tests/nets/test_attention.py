@@ -1,4 +1,4 @@
-"""Attention: own gradients and shortcuts give what the formulas give."""
+"""Attention: hand-written gradients and shortcuts agree with the formulas."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def with_gradients(outputs: tuple[Tensor, ...], inputs: list[Tensor]) -> list[Te
 
 
 @pytest.mark.parametrize("has_graph", [True, False])
-def test_queries_and_keys_are_normed_and_turned_as_by_autograd(has_graph: bool) -> None:
+def test_queries_and_keys_are_normed_and_rotated_as_by_autograd(has_graph: bool) -> None:
     qkv, gains = torch.randn(B, L, 3, H, E, requires_grad=True), torch.randn(2, E, requires_grad=True)
     added, features = torch.randn(B, L, 2, FIXED, E, requires_grad=True), positions()
     inputs = [qkv, added, gains]
@@ -51,7 +51,7 @@ def test_queries_and_keys_are_normed_and_turned_as_by_autograd(has_graph: bool) 
 
 
 def test_rotation_turns_pairs_of_features_by_time() -> None:
-    """As complex numbers; the first and the last head are not turned."""
+    """The rotation is that of complex numbers; the first and the last head are not rotated."""
     x, features = torch.randn(B, L, 2, H, E), positions()
     pairs = torch.complex(*x.chunk(2, dim=-1))
     times = torch.arange(L) + torch.tensor([[0], [5], [90]])
@@ -104,16 +104,16 @@ SIGHTS = {  # queries, window, first timesteps of episodes, ages in keys before 
 @pytest.mark.parametrize("case", SIGHTS)
 @pytest.mark.parametrize(
     ("kernel", "num_queries"), [(sdpa, 4), (None, 512)]
-)  # queries of the formula at once
+)  # `num_queries` is the block size of the formula
 @pytest.mark.parametrize("has_sink", [False, True])
-def test_heads_of_all_kinds_read_what_their_equations_say(
+def test_heads_of_all_kinds_follow_their_equations(
     case: str,
     kernel: attention.Kernel | None,
     num_queries: int,
     has_sink: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whole sequences, windows, episodes in a row, and sequences that continue others."""
+    """Whole sequences, windows, several episodes in a row, and sequences that continue others."""
     monkeypatch.setattr(attention, "_FORMULA_QUERIES", num_queries)
     length, window, resets, ages = SIGHTS[case]
     num_before = 9 - length
@@ -137,8 +137,8 @@ def test_heads_of_all_kinds_read_what_their_equations_say(
         assert_equal_but_for_rounding(one, other, num_ops=NUM_OPS)
 
 
-def test_the_present_reads_a_ring_of_keys_as_a_sequence() -> None:
-    """Three envs: of one timestep, of some, and of more than the ring has slots for."""
+def test_a_single_query_reads_a_ring_of_keys_as_a_sequence() -> None:
+    """Three envs with one timestep, some timesteps, and more than the ring has slots for."""
     window, ages = 5, torch.tensor([0, 2, 12])
     heads = Heads.named([*KINDS, "alibi", "counting"], 8, setting="heads")
     q, k, v = torch.randn(3, 8, 1, E), torch.randn(3, 8, window, E), torch.randn(3, 8, window, E)
@@ -152,8 +152,8 @@ def test_the_present_reads_a_ring_of_keys_as_a_sequence() -> None:
         assert_equal_but_for_rounding(found[row], expected[0], num_ops=NUM_OPS)
 
 
-def test_attention_within_a_window_looks_at_all_that_the_mask_shows() -> None:
-    """On the CPU, queries are taken in parts, whose keys overlap."""
+def test_attention_within_a_window_sees_everything_that_the_mask_allows() -> None:
+    """On the CPU, queries are processed in blocks with overlapping keys."""
     length = 130
     q, k, v = (torch.randn(2, H, length, E, requires_grad=True) for _ in range(3))
     resets = torch.zeros(2, length, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Policies against torch's own distributions, and where those would not be finite."""
+"""Policies against torch's own distributions, and the cases where those would not be finite."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from loxodon.nets import (
     TanhGaussian,
 )
 
-KINDS: dict[str, tuple[Any, int]] = {  # what makes a policy, and how many parameters it takes
+KINDS: dict[str, tuple[Any, int]] = {  # the constructor of a policy, and its number of parameters
     "categorical": (Categorical, 4),
     "factors of several sizes": (MultiCategorical.for_nvec((2, 3, 4)), 9),
     "factors of one size": (MultiCategorical.for_nvec((3, 3)), 6),
@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[Any, int]] = {  # what makes a policy, and how many param
 
 
 def factors(policy: Any) -> list[Any]:
-    """Torch's distributions of the independent parts of an action; before a tanh or stretching."""
+    """Torch's distributions of the independent parts of an action, before a tanh or stretching."""
     if isinstance(policy, Bernoulli):
         return [reference.OneHotCategorical(logits=part.log()) for part in policy.probs.unbind(-2)]
     if isinstance(policy, Beta):
@@ -61,7 +61,7 @@ def log_prob(policy: PolicyDistribution, action: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_numbers_are_those_of_torch(kind: str) -> None:
+def test_log_probs_and_entropies_equal_those_of_torch(kind: str) -> None:
     torch.manual_seed(0)
     make, num_params = KINDS[kind]
     policy, other = (make(params) for params in torch.randn(2, 6, 7, num_params))
@@ -73,7 +73,7 @@ def test_numbers_are_those_of_torch(kind: str) -> None:
     divergence = sum(reference.kl_divergence(one, two) for one, two in pairs)
     torch.testing.assert_close(policy.kl(other), divergence[..., None])  # type: ignore[index]
     torch.testing.assert_close(policy.kl(policy), torch.zeros(6, 7, 1))
-    if kind != "tanh gaussian":  # which has no closed form
+    if kind != "tanh gaussian":  # its entropy has no closed form
         entropy = sum(part.entropy() for part in factors(policy))
         if kind == "beta":
             entropy = entropy + 2 * math.log(2.0)
@@ -84,7 +84,7 @@ def test_numbers_are_those_of_torch(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_envs_are_given_is_what_was_drawn(kind: str) -> None:
+def test_envs_are_given_the_action_that_was_drawn(kind: str) -> None:
     torch.manual_seed(0)
     make, num_params = KINDS[kind]
     policy = make(torch.randn(6, num_params))
@@ -103,7 +103,7 @@ def test_what_envs_are_given_is_what_was_drawn(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [TanhGaussian, Beta, GaussianMixture])
 def test_squashed_policies_against_numeric_integration(kind: Any) -> None:
-    """Densities have mass 1; samples, entropies and divergences, and an entropy's gradient, are theirs."""
+    """Densities have mass 1; samples, entropies, divergences and the entropy's gradient agree with them."""
     torch.manual_seed(0)
     x = torch.linspace(-0.9989, 0.9989, 20_001)[:, None]
     dx = float(x[1] - x[0])
@@ -131,11 +131,12 @@ def test_squashed_policies_against_numeric_integration(kind: Any) -> None:
             assert abs((drawn**power).mean() - (log_p.exp() * x**power).sum() * dx) < 0.02
 
 
-def test_a_mixture_is_greedy_at_its_densest_center_and_has_no_gradient_of_samples() -> None:
-    params = torch.full((5, 3), -9.0)  # narrow, and all but two components hardly ever
+def test_a_mixture_is_greedy_at_its_densest_center_and_its_samples_have_no_gradient() -> None:
+    params = torch.full((5, 3), -9.0)  # narrow components; all but two are almost never chosen
     params[0], params[1] = torch.tensor([0.0, 0.8, -9.0]), torch.tensor([0.2, -0.8, 0.5])
     mixture = GaussianMixture(params.flatten().requires_grad_())
-    assert mixture.mode().item() == pytest.approx(math.tanh(0.8))  # narrower, so denser than the likelier
+    # narrower, so denser than the more likely one
+    assert mixture.mode().item() == pytest.approx(math.tanh(0.8))
     assert not mixture.sample().requires_grad
     assert not GaussianMixture.has_gradient
 
@@ -148,7 +149,7 @@ def test_a_mixture_is_greedy_at_its_densest_center_and_has_no_gradient_of_sample
         (Bernoulli, 3, [0, 1, 1, 0, 1, 1]),
     ],
 )
-def test_what_is_not_allowed_is_never_drawn(make: Any, num_params: int, allowed: list[int]) -> None:
+def test_disallowed_actions_are_never_drawn(make: Any, num_params: int, allowed: list[int]) -> None:
     torch.manual_seed(0)
     mask = torch.tensor(allowed, dtype=torch.bool)
     params = torch.randn(num_params, requires_grad=True)
@@ -207,7 +208,7 @@ def test_samples_follow_the_probabilities_of_the_pairs() -> None:
 
 @pytest.mark.parametrize("nvec", [(2, 3), (3, 3)])
 def test_samples_are_one_hot_with_the_gradient_of_their_relaxation(nvec: tuple[int, ...]) -> None:
-    """On average, the gradient of an expected value that is linear in the action comes out nearly right."""
+    """On average, the gradient of an expected value that is linear in the action is nearly right."""
     torch.manual_seed(0)
     params, value = torch.randn(sum(nvec)), torch.randn(sum(nvec))
     exact, leaf = (params.clone().requires_grad_() for _ in range(2))
@@ -233,14 +234,14 @@ def test_gaussian_samples_are_unbounded_and_differentiable() -> None:
     assert (params.grad[:2] == 20_000).all()
 
 
-def test_divergence_of_squashed_gaussians_is_what_samples_say() -> None:
+def test_divergence_of_squashed_gaussians_agrees_with_samples() -> None:
     torch.manual_seed(0)
     one, other = TanhGaussian(torch.tensor([0.2, 0.1])), TanhGaussian(torch.tensor([-0.1, 0.4]))
     x = torch.tanh(one.loc + one.log_std.exp() * torch.randn(100_000, 1))
     assert abs((one.log_prob(x) - other.log_prob(x)).mean() - one.kl(other).item()) < 0.01
 
 
-def test_all_stays_finite_at_the_extremes() -> None:
+def test_everything_stays_finite_at_the_extremes() -> None:
     gaussian = Gaussian(torch.tensor([0.0, 0.0, -1e9, 1e9]))
     assert gaussian.log_std.tolist() == [-20.0, 2.0]
     assert torch.isfinite(gaussian.log_prob(gaussian.sample())).all()

@@ -1,4 +1,4 @@
-"""Dropout on the CPU: which entries, how many, how large."""
+"""Dropout on the CPU: which entries are dropped, how many, and how the rest is scaled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from loxodon.nets.dropout import Dropout
 
 @pytest.mark.parametrize("p", [0.05, 0.5, 0.99])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_share_is_dropped_everywhere_and_the_rest_makes_up_for_it(p: float, dtype: torch.dtype) -> None:
+def test_the_given_share_is_dropped_everywhere_and_the_rest_is_scaled_up(
+    p: float, dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
     x = torch.ones(1001, 401, dtype=dtype)
     y = Dropout(p)(x)
@@ -30,7 +32,7 @@ def test_neighbours_are_dropped_independently() -> None:
     assert (torch.corrcoef(gone.T) - torch.eye(4)).abs().max() < 0.02
 
 
-def test_gradients_pass_where_entries_do() -> None:
+def test_gradients_pass_where_entries_were_kept() -> None:
     torch.manual_seed(0)
     x = torch.ones(64, requires_grad=True)
     y = Dropout(0.25)(x)
@@ -38,7 +40,7 @@ def test_gradients_pass_where_entries_do() -> None:
     torch.testing.assert_close(x.grad, y.detach())
 
 
-def test_nothing_is_dropped_outside_training_or_without_a_share() -> None:
+def test_nothing_is_dropped_in_evaluation_or_at_rate_zero() -> None:
     x = torch.randn(5, 7)
     assert torch.equal(Dropout(0.3).eval()(x), x)
     assert torch.equal(Dropout(0.0)(x), x)

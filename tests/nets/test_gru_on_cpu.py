@@ -1,4 +1,4 @@
-"""The backward pass of recurrent layers on the CPU, beside torch's own."""
+"""The hand-written backward pass of recurrent layers on the CPU, against torch's own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
 
 
 def by_timestep(rnn: nn.GRU, seq: Tensor, state: Tensor, resets: Tensor) -> tuple[Tensor, Tensor]:
-    """Torch's own, with a state that is forgotten where `resets` (B, L) says so."""
+    """Torch's own layer; its state is reset where `resets` (B, L) is True."""
     parts = []
     for x, forgets in zip(seq.split(1, dim=1), resets.unbind(1), strict=True):
         y, state = rnn(x, state.masked_fill(forgets[:, None], 0.0))
@@ -42,9 +42,9 @@ def by_timestep(rnn: nn.GRU, seq: Tensor, state: Tensor, resets: Tensor) -> tupl
     ("num_layers", "is_shut", "has_resets"), [(1, False, False), (3, False, True), (1, True, False)]
 )
 def test_results_and_gradients_are_those_of_torch(num_layers: int, is_shut: bool, has_resets: bool) -> None:
-    """Of outputs and of the last state, with respect to inputs, the first state and all weights.
+    """Gradients are those of outputs and last state by inputs, first state and all weights.
 
-    Nothing is divided by a gate, so one that is exactly 0 or 1 does no harm.
+    Nothing is divided by a gate, so a gate of exactly 0 or 1 is harmless.
     """
     rnn = layers(num_layers=num_layers)
     if is_shut:
@@ -72,7 +72,7 @@ def test_second_derivatives_are_refused() -> None:
         first.sum().backward()
 
 
-def test_torch_does_it_where_it_is_faster_or_mixes_precisions() -> None:
+def test_torch_is_used_where_it_is_faster_or_mixes_precisions() -> None:
     seq = torch.zeros(1, 2, 3)
     assert is_faster_for(seq, 64)
     assert not is_faster_for(seq.to("meta"), 64)
@@ -84,8 +84,8 @@ def test_torch_does_it_where_it_is_faster_or_mixes_precisions() -> None:
 
 
 @pytest.mark.kernels
-def test_the_encoder_trains_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an encoder's own weights frozen in part, and episodes that begin inside."""
+def test_an_encoder_trains_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some weights of the encoder are frozen, and episodes begin inside."""
     encoder = GRUTrajEncoder(3, 8, d_hidden=5, d_output=4, n_layers=2)
     encoder.rnn.weight_hh_l0.requires_grad_(False)
     seq, time_idxs = torch.randn(2, 6, 3), torch.arange(6)[None, :, None].expand(2, 6, 1)

@@ -1,4 +1,4 @@
-"""Actor, critics, policy and value heads: shapes, independence, and how they start."""
+"""Actor, critics, policy and value heads: shapes, independence, and initial outputs."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_critic_members_are_independent_networks() -> None:
     "kind", [CriticEnsemble, DuelingCriticEnsemble, BinnedCriticEnsemble, DiscountInputCriticEnsemble]
 )
 @pytest.mark.parametrize("has_joint_fan_in", [True, False])
-def test_first_weights_of_critics_are_uniform_with_a_variance_of_1_by_fan_in(
+def test_initial_weights_of_critics_are_uniform_with_variance_1_by_fan_in(
     kind: Any, has_joint_fan_in: bool
 ) -> None:
-    """Published critics are einops' `EinMix` layers; their biases are within 1 / sqrt(fan_in)."""
+    """Published critics are einops' `EinMix` layers; their biases lie within 1 / sqrt(fan_in)."""
     torch.manual_seed(0)
     is_discrete = kind is DuelingCriticEnsemble
     last = 11 if kind is BinnedCriticEnsemble else is_discrete
@@ -72,7 +72,7 @@ def test_first_weights_of_critics_are_uniform_with_a_variance_of_1_by_fan_in(
             assert 0.95 < layer.bias.abs().max() / (1 / fan_in) ** 0.5 <= 1.0001
 
 
-def test_continuous_critic_of_many_actions_equals_one_at_a_time() -> None:
+def test_a_continuous_critic_of_many_actions_equals_one_at_a_time() -> None:
     torch.manual_seed(0)
     critics = CriticEnsemble(8, 2, 3, False, num_critics=2, d_hidden=16)
     state, actions = torch.randn(4, 5, 8), torch.randn(4, 5, 6, 2)
@@ -137,7 +137,7 @@ def test_published_critics_read_the_discount_and_the_clipped_action() -> None:
     ],
     ids=lambda critics: type(critics).__name__,
 )
-def test_some_critics_give_what_they_give_among_all(critics: CriticEnsemble) -> None:
+def test_a_subset_of_critics_gives_the_same_as_all(critics: CriticEnsemble) -> None:
     torch.manual_seed(0)
     args = (torch.randn(4, 5, 8), *([] if critics.is_discrete else [torch.randn(4, 5, 6, 2)]))
     members = torch.tensor([3, 1])
@@ -146,10 +146,10 @@ def test_some_critics_give_what_they_give_among_all(critics: CriticEnsemble) -> 
     assert not some.requires_grad
 
 
-def test_dead_units_are_those_hardly_active_where_it_counts() -> None:
+def test_dead_units_are_those_hardly_active_on_real_timesteps() -> None:
     layer = torch.ones(2, 3, 4)  # C critics, n places, 4 units
     layer[0, :2, 1] = 0.001
-    layer[1, :, 2:] = -1.0  # leaky units count by size
+    layer[1, :, 2:] = -1.0  # the absolute value counts
     assert dead_units([layer, layer], torch.tensor([True, True, False])) == 1 / 8
     actor = Actor(8, 3, 2, Categorical, n_layers=3, d_hidden=16)
     assert [x.shape for x in actor.activations(torch.randn(7, 8))] == [(7, 16)] * 3
@@ -178,7 +178,7 @@ def test_gaussian_heads_learn_their_standard_deviation(state_dependent_std: bool
     assert learned.grad.tolist()[-3:] == [64.0] * 3
 
 
-def test_policy_heads_take_any_callable_that_makes_policies() -> None:
+def test_policy_heads_accept_any_callable_that_makes_policies() -> None:
     class Halved:
         def num_params(self, action_dim: int) -> int:
             return action_dim
@@ -222,6 +222,6 @@ def test_value_heads_give_one_value_per_state() -> None:
         (lambda: ValueHead(8, d_hidden=0), r"ValueHead.d_hidden is 0, but must be at least 1. Fix: bind"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(build: Any, words: str) -> None:
+def test_impossible_sizes_are_refused(build: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         build()

@@ -1,4 +1,4 @@
-"""The arguments that `loxodon.nets.init` lists: each scales the first weights that it names alone."""
+"""The arguments listed by `loxodon.nets.init`: each scales exactly the initial weights that it names."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def rnn(kind: Any) -> Any:
     return partial(kind, 6, 5, d_hidden=8, n_layers=1)
 
 
-SCALED: list[tuple[Any, str, dict[str, float]]] = [  # network, argument, share of which parameters
+# network, argument, and the share of each parameter that it scales
+SCALED: list[tuple[Any, str, dict[str, float]]] = [
     (ACTOR, "out_gain", {"mlp.out.weight": 1}),
     (ACTOR, "out_bias_gain", {"mlp.out.bias": 1}),
     (CRITICS, "hidden_gain", {"from_state.weight": 1, "from_action.weight": 1, "hidden.0.weight": 1}),
@@ -78,7 +79,7 @@ SCALED: list[tuple[Any, str, dict[str, float]]] = [  # network, argument, share 
     SCALED,
     ids=[f"{build.func.__name__}.{name}" for build, name, _ in SCALED],
 )
-def test_a_gain_scales_what_it_names(build: Any, argument: str, shares: dict[str, float]) -> None:
+def test_a_gain_scales_the_weights_that_it_names(build: Any, argument: str, shares: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=rf"\.{argument} is -1, but must be at least 0\. Fix: bind"):
         build(**{argument: -1})
     parameters = []
@@ -95,7 +96,7 @@ def test_a_gain_scales_what_it_names(build: Any, argument: str, shares: dict[str
 
 
 @pytest.mark.parametrize("kind", [MambaTrajEncoder, Mamba2TrajEncoder])
-def test_step_sizes_of_mamba_begin_at_their_bias(kind: Any) -> None:
+def test_step_sizes_of_mamba_start_at_their_bias(kind: Any) -> None:
     mixer = trunk(kind, step_bias=-2.0)().layers[0].mixer
     bias = mixer.step_size.bias if kind is MambaTrajEncoder else mixer.step_bias
     assert (bias == -2.0).all()

@@ -1,4 +1,4 @@
-"""Running statistics: right values, deaf to padding, moved only by commit."""
+"""Running statistics: correct values, insensitive to padding, updated only by `commit`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from loxodon.nets import RunningNorm
 
 
-def test_running_norm_equals_the_statistics_of_all_rows_and_moves_at_commit_only() -> None:
+def test_running_norm_equals_the_statistics_of_all_rows_and_moves_only_at_commit() -> None:
     torch.manual_seed(0)
     norm, chunks = RunningNorm(3), torch.randn(4, 5, 4, 3) * 7 + 2
     for one, two in chunks.view(2, 2, 5, 4, 3):
@@ -43,7 +43,8 @@ def test_impossible_settings_are_refused(kwargs: dict[str, float]) -> None:
 
 def test_sums_of_two_processes_are_the_statistics_of_all_rows() -> None:
     torch.manual_seed(0)
-    rows = 1000.0 + torch.randn(60, 2) * torch.tensor([1e-1, 3.0])  # far from 0, where float32 would not do
+    # far from 0, where float32 would not be enough
+    rows = 1000.0 + torch.randn(60, 2) * torch.tensor([1e-1, 3.0])
     whole, parts = RunningNorm(2), [RunningNorm(2) for _ in range(3)]
     whole.gather(rows)
     for part, share in zip(parts, rows.split([40, 20, 0]), strict=True):

@@ -1,4 +1,4 @@
-"""Recurrences in chunks give what the plain loop gives, with its gradients and with resets anywhere."""
+"""Chunked recurrences agree with the plain loop, including its gradients, with resets anywhere."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_chunks_give_the_results_and_gradients_of_the_loop(kind: str, length: in
     chunked, loop, make = KINDS[kind]
     args = [x.detach().requires_grad_() for x in make(length)]
     resets = draw(9, B, length) > 1.0
-    resets[0] = False  # one row that begins no episode
+    resets[0] = False  # one row without a reset
     found, expected = tensors(chunked(*args, resets)), tensors(loop(*args, resets))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
     weights = [draw(20 + i, *x.shape) for i, x in enumerate(expected)]
@@ -147,7 +147,7 @@ def test_chunks_give_the_results_and_gradients_of_the_loop(kind: str, length: in
 
 @pytest.fixture(scope="module")
 def kernel_device() -> torch.device:
-    """Where kernels run: a GPU, or else Triton's interpreter."""
+    """The device of the kernels: a GPU, or Triton's interpreter if there is none."""
     if find_spec(kernels.PACKAGE) is None:
         pytest.skip("needs flash-linear-attention: pip install 'loxodon[kernels]'")
     if torch.cuda.is_available():
@@ -188,7 +188,7 @@ def test_installed_kernels_give_the_results_and_gradients_of_the_loop(
 def test_neither_strong_nor_absent_decay_overflows(kind: str, strength: float) -> None:
     q, k, v, log_decay, state = matrix(150, 1 if kind == "matrix" else K, strength)
     if kind == "matrix":
-        log_decay = -strength * draw(3, B, 150, H, 1).abs()  # without a least value
+        log_decay = -strength * draw(3, B, 150, H, 1).abs()  # unbounded
     resets = draw(9, B, 150) > 1.5
     found = R.matrix_recurrence(*(x.float() for x in (q, k, v, log_decay, state)), resets)
     for one, other in zip(found, loop_matrix(q, k, v, log_decay, state, resets), strict=True):

@@ -1,5 +1,7 @@
-"""The contract of every trajectory encoder: causal, resettable, step by step the same as at once, and able
-to go on from an exported state exactly.
+"""The contract of every trajectory encoder.
+
+It is causal and resettable, gives the same results step by step and at once, and continues exactly from an
+exported state.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ def encoder(request: pytest.FixtureRequest) -> TrajEncoder:
 
 @torch.no_grad()
 def act(encoder: TrajEncoder, seq: Tensor, times: Tensor, resets: Tensor, state: Any) -> tuple[Tensor, Any]:
-    """Outputs (N, L, D) of acting step by step from `state`, and the state after it."""
+    """Outputs (N, L, D) of acting step by step from `state`, and the final state."""
     outputs = [torch.empty(len(seq), 0, encoder.emb_dim)]
     for t in range(seq.shape[1]):
         state = encoder.reset_hidden_state(state, resets[:, t])
@@ -68,7 +70,7 @@ def act_from_the_start(
 def make_history(length: int, episodes: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """Random timesteps of envs whose episodes have different ages: seq, times, resets.
 
-    Row 0 never resets after its start, row 1 and 2 do now and then, row 3 often.
+    Row 0 never resets after its start, rows 1 and 2 do now and then, row 3 often.
     """
     resets = torch.zeros(NUM_ENVS, length, dtype=torch.bool)
     resets[:, :1] = True
@@ -85,7 +87,7 @@ def exported_after(encoder: TrajEncoder, length: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("before", "length"), [(0, 1), (0, 2), (0, 17), (0, 67), (1, 3), (3, 1), (WINDOW, 17), (26, 12)]
 )
-def test_acting_encoding_and_going_on_give_the_same(encoder: TrajEncoder, before: int, length: int) -> None:
+def test_acting_encoding_and_continuing_give_the_same(encoder: TrajEncoder, before: int, length: int) -> None:
     history = make_history(before + length)
     old, new = ([x[:, part] for x in history] for part in (slice(None, before), slice(before, None)))
     seq, times, resets = new
@@ -111,7 +113,7 @@ def test_hundreds_of_timesteps_are_the_same_at_once_and_one_by_one(name: str) ->
 
 @pytest.mark.kernels
 def test_resets_count_in_every_chunk_of_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mamba holds the states of some timesteps at once: here of eight, the fewest."""
+    """Mamba scans chunks of timesteps; here chunks have the smallest size, eight."""
     monkeypatch.setitem(mamba.SCAN_BYTES, "cpu", 1)
     encoder, history = make_encoder("mamba"), make_history(35)
     seq = history[0].requires_grad_()
@@ -123,8 +125,8 @@ def test_resets_count_in_every_chunk_of_a_scan(monkeypatch: pytest.MonkeyPatch) 
     torch.testing.assert_close(*felt, rtol=1e-4, atol=1e-5)
 
 
-def test_episodes_that_all_run_on_need_no_resets(encoder: TrajEncoder) -> None:
-    """Of different ages, so that what each env may see is known from its row alone."""
+def test_resets_are_not_needed_if_no_episode_ends(encoder: TrajEncoder) -> None:
+    """Episodes differ in age, so an env's row alone determines what it may see."""
     seq, times, resets = make_history(9)
     _, state = act_from_the_start(encoder, seq, times, resets)
     rows = encoder.export_hidden_state(state)
@@ -168,13 +170,14 @@ def test_an_imported_state_acts_on_and_exports_the_same_to_the_last_bit(
     again, fresh = encoder.export_hidden_state(imported), exported_after(encoder, 0)
     for name, part in rows.items():
         assert torch.equal(part, again[name]), name
-        assert (part.shape, part.dtype) == (fresh[name].shape, fresh[name].dtype), name  # at any time
+        # the shape never depends on time
+        assert (part.shape, part.dtype) == (fresh[name].shape, fresh[name].dtype), name
         assert part.shape[0] == NUM_ENVS
     new = (seq[:, before:], times[:, before:], resets[:, before:])
     assert torch.equal(*(act(encoder, *new, one)[0] for one in (state, imported)))
 
 
-@pytest.mark.parametrize("num_envs", [1, NUM_ENVS])  # of one env a copy may go unmade
+@pytest.mark.parametrize("num_envs", [1, NUM_ENVS])  # for a single env, a copy could be skipped
 def test_exported_rows_and_states_are_copies(encoder: TrajEncoder, num_envs: int) -> None:
     seq, times, resets = (x[:num_envs] for x in make_history(9))
     _, state = act_from_the_start(encoder, seq, times, resets)
@@ -212,7 +215,7 @@ def test_no_gradient_flows_into_the_rows(encoder: TrajEncoder) -> None:
 
 @pytest.mark.kernels
 def test_autocast_follows_the_exact_result(encoder: TrajEncoder) -> None:
-    """In bfloat16: acting, encoding, and going on from a state; with a reset of one env in the middle."""
+    """Acting, encoding and continuing from a state in bfloat16, with a reset of one env in the middle."""
     rows, (seq, times, resets) = exported_after(encoder, 8), make_history(12)
     fresh = encoder.init_hidden_state(NUM_ENVS, CPU)
     with torch.no_grad():
@@ -239,7 +242,9 @@ def test_every_encoder_trains_under_autocast_on_any_processor(
         assert parameter.grad.isfinite().all(), name
 
 
-def test_an_lstm_stays_in_float32_where_the_processor_has_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_lstm_stays_in_float32_where_the_processor_has_no_bfloat16(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     encoder, (seq, times, resets) = make_encoder("lstm"), make_history(12)
     assert isinstance(encoder, LSTMTrajEncoder)
     encoder.out = encoder.out_norm = nn.Identity()  # type: ignore[assignment]
@@ -295,7 +300,7 @@ def test_a_window_of_one_timestep_has_no_history() -> None:
 
 @pytest.mark.kernels
 def test_no_output_depends_on_the_future(encoder: TrajEncoder) -> None:
-    """Neither of a sequence alone nor of one that goes on from a state."""
+    """This holds for a whole sequence and for one that continues from a state."""
     rows, seq, cut = exported_after(encoder, 11), torch.randn(NUM_ENVS, 12, DIM), 7
     times, changed = torch.arange(11, 23).expand(NUM_ENVS, 12)[..., None], seq.clone()
     changed[:, cut:] += 1.0
@@ -319,7 +324,7 @@ def test_context_len_is_how_far_outputs_look_back(encoder: TrajEncoder) -> None:
     assert felt.tolist() == [length - 1 - t <= reach for t in range(length)]
 
 
-def test_encoders_without_the_on_policy_part_still_act_and_say_what_is_missing() -> None:
+def test_encoders_without_the_on_policy_part_still_act_and_report_what_is_missing() -> None:
     class Own(TrajEncoder):
         emb_dim = DIM
 
@@ -371,32 +376,32 @@ def test_query_gain_sharpens_attention_at_the_start() -> None:
     assert abs(queries[3.0] / queries[1.0] - 3.0) < 0.01
 
 
-def test_keys_of_fixed_heads_tell_places_apart_at_the_start() -> None:
+def test_keys_of_fixed_heads_differ_between_positions_at_the_start() -> None:
     torch.manual_seed(0)
     encoder = TransformerTrajEncoder(DIM, 100, n_layers=1, **recommended(8))
     places = encoder.head_positions(torch.arange(100).view(1, -1, 1), torch.float32)
     keys = encoder.layers[0].queries_keys_values(torch.randn(4, 100, 128), places)[1][:, :2]
     same_place = torch.cosine_similarity(keys[:1], keys[1:], dim=-1).mean()
     half_a_window_apart = torch.cosine_similarity(keys[..., :50, :], keys[..., 50:, :], dim=-1).mean()
-    assert same_place > 0.7  # whatever is seen there
+    assert same_place > 0.7  # content has little influence
     assert half_a_window_apart < 0.15
 
 
-def test_content_heads_look_for_what_is_like_the_present_at_the_start_wherever_it_stands() -> None:
+def test_content_heads_start_by_attending_to_what_resembles_the_present_at_any_distance() -> None:
     torch.manual_seed(0)
     encoder = TransformerTrajEncoder(DIM, 100, n_layers=1, **recommended(8))
     x = torch.randn(1, 100, 128)
-    x[:, 99] = x[:, 17] + 0.3 * torch.randn(128)  # what was seen before, and is again
+    x[:, 99] = x[:, 17] + 0.3 * torch.randn(128)  # the last timestep resembles timestep 17
     queries, keys, _ = encoder.layers[0].queries_keys_values(
         x, encoder.head_positions(torch.arange(100).view(1, -1, 1), torch.float32)
     )
     found = torch.cosine_similarity(queries[:, :, 99:], keys[:, :, :99], dim=-1)[0]
     assert found[6:].argmax(-1).tolist() == [17, 17]
-    assert found[2:6].argmax(-1).tolist() != [17] * 4  # heads of distances do not
+    assert found[2:6].argmax(-1).tolist() != [17] * 4  # heads with positions do not find it
 
 
-def test_one_head_tells_how_often_the_present_was_seen_before() -> None:
-    """Attention by shares says the same of two as of eight, where nothing else was seen."""
+def test_one_head_starts_by_counting_how_often_the_present_was_seen_before() -> None:
+    """Softmax attention gives the same output for two and for eight repetitions if nothing else was seen."""
     torch.manual_seed(0)
     encoder = TransformerTrajEncoder(DIM, 100, n_layers=1, **recommended(8))
     same = torch.randn(1, 1, 128).expand(1, 9, 128)
@@ -438,7 +443,7 @@ def test_half_of_a_recurrent_layer_starts_with_memories_of_all_lengths(kind: Any
         keeps = sum(bias.view(-1, 8)[1] for bias in biases).sigmoid()
         assert_equal_but_for_rounding(
             keeps[:4], 1 - 1 / torch.logspace(1, 6, 4, base=2), 8
-        )  # 2 to 64 timesteps
+        )  # memories of 2 to 64 timesteps
         assert keeps[4:].max() < 1 - 1 / 4
         for gate in weight.view(-1, 8, 8):
             assert_equal_but_for_rounding(gate @ gate.T, torch.eye(8), NUM_OPS)
@@ -447,8 +452,8 @@ def test_half_of_a_recurrent_layer_starts_with_memories_of_all_lengths(kind: Any
 
 
 @pytest.mark.parametrize("name", sorted(REMEMBERING))
-def test_a_cue_of_a_hundred_timesteps_ago_is_not_drowned_at_the_start(name: str) -> None:
-    """Or there is nothing to learn from: no encoder learned a T-maze where this was 0.002."""
+def test_a_cue_of_a_hundred_timesteps_ago_still_counts_at_the_start(name: str) -> None:
+    """Otherwise there is nothing to learn from: no encoder learned a T-maze where this was 0.002."""
     felt = []
     for seed in range(3):
         torch.manual_seed(seed)
@@ -458,7 +463,7 @@ def test_a_cue_of_a_hundred_timesteps_ago_is_not_drowned_at_the_start(name: str)
         with torch.no_grad():
             one, other = encoder.eval()(seq, torch.arange(101).view(1, -1, 1).expand(2, -1, -1))[0][:, -1]
         felt.append(float((one - other).norm() / one.norm()))
-    assert sorted(felt)[1] > 0.012  # the median
+    assert sorted(felt)[1] > 0.012  # the median of the seeds
 
 
 def test_initial_weights_can_be_orthogonal() -> None:
@@ -556,7 +561,8 @@ def test_the_spectral_norm_of_reparametrised_layers_is_their_gain() -> None:
 def test_the_mixer_in_the_docs_obeys_the_contract() -> None:
     script = (Path(__file__).parents[2] / "examples" / "own_memory.py").read_text(encoding="utf-8")
     own: dict[str, Any] = {"__name__": "own_memory"}
-    exec(script.replace("MyMemory", "ShownMemory"), own)  # the example itself has the name in gin
+    # the name in the example is already registered in gin
+    exec(script.replace("MyMemory", "ShownMemory"), own)
     encoder = own["ShownMemory"](DIM, WINDOW, d_model=16, n_layers=2).eval()
     seq, times, resets = make_history(20)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The step of usual Transformers on the CPU, against the one for every setting and device."""
+"""The fast step of common Transformers on the CPU, against the general one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def made(**settings: Any) -> TransformerTrajEncoder:
 
 
 def played(encoder: TransformerTrajEncoder, steps: int = 20, first: int = 0) -> Tensor:
-    """Outputs of some steps, one env's episode ending in the middle."""
+    """Outputs of some steps; the episode of one env ends in the middle."""
     state = encoder.init_hidden_state(ENVS, CPU)
     generator, outputs = torch.Generator().manual_seed(1), []
     times = torch.full((ENVS, 1, 1), first)
@@ -59,7 +59,7 @@ def played_in_general(encoder: TransformerTrajEncoder, **kwargs: int) -> Tensor:
 @pytest.mark.kernels
 @pytest.mark.parametrize("heads", ["rotary", HEADS[8], (*HEADS[4], *["alibi"] * 4)], ids=str)
 @pytest.mark.parametrize("first", [0, 300, 16_380])
-def test_it_is_the_step_of_every_setting(heads: Any, first: int) -> None:
+def test_the_fast_step_equals_the_general_one(heads: Any, first: int) -> None:
     encoder = made(heads=heads)
     assert encoder._fast_step is not None
     expected = played_in_general(encoder, first=first)
@@ -77,7 +77,7 @@ def _trained_by_a_fused_optimizer(encoder: TransformerTrajEncoder) -> None:
     for weights in encoder.parameters():
         weights.grad = torch.randn_like(weights)
     torch.optim.AdamW(encoder.parameters(), lr=0.1, fused=True).step()
-    encoder.eval()  # as every rollout does
+    encoder.eval()  # rollouts do the same
 
 
 def _replaced(encoder: TransformerTrajEncoder) -> None:
@@ -88,7 +88,7 @@ def _replaced(encoder: TransformerTrajEncoder) -> None:
 def _written_behind_the_scenes(encoder: TransformerTrajEncoder) -> None:
     for weights in encoder.parameters():
         weights.data *= 1.5
-    encoder.eval()  # as every rollout does
+    encoder.eval()  # rollouts do the same
 
 
 WRITES = {
@@ -101,7 +101,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_it_acts_with_the_weights_of_now(write: str) -> None:
+def test_the_fast_step_uses_the_current_weights(write: str) -> None:
     encoder = made()
     before = played(encoder)
     WRITES[write](encoder)
@@ -125,7 +125,7 @@ def test_it_acts_with_the_weights_of_now(write: str) -> None:
         {"sigma_reparam": True},
     ],
 )
-def test_it_is_not_taken_for_what_it_does_not_know(settings: dict[str, Any]) -> None:
+def test_the_fast_step_is_not_used_for_settings_that_it_does_not_support(settings: dict[str, Any]) -> None:
     assert made(**settings)._fast_step is None
 
 
@@ -136,7 +136,7 @@ def test_hooks_are_called() -> None:
     assert len(called) == 2
 
 
-def test_it_is_taken_in_acting_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fast_step_is_used_for_acting_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any) -> Tensor:
         raise AssertionError("taken")
 
@@ -152,7 +152,7 @@ def test_it_is_taken_in_acting_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     played_in_general(encoder)
 
 
-def test_weights_whose_writes_leave_no_trace_are_not_trusted() -> None:
+def test_the_general_step_serves_weights_without_version_counters() -> None:
     with torch.inference_mode():
         encoder = made()
         torch.testing.assert_close(played(encoder), played_in_general(encoder), rtol=0, atol=0)

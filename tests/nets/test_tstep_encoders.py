@@ -1,4 +1,4 @@
-"""Every timestep encoder, those of docs/timestep_encoders.md too: inputs, hiding, pictures, maps, text."""
+"""Every timestep encoder, also those in docs/timestep_encoders.md: inputs, hiding, pictures, maps, text."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ def inputs(
 
 
 def times(rl2s: torch.Tensor) -> torch.Tensor:
-    """Of timesteps in the middle of an episode."""
+    """Time indices of timesteps in the middle of an episode."""
     return torch.arange(70, 70 + rl2s.shape[1])[None, :, None].expand(len(rl2s), -1, 1)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_every_encoder_keeps(case: str) -> None:
-    """Shape, each timestep alone, hiding, gradients to every weight, and observations left as they were."""
+def test_the_contract_of_every_encoder(case: str) -> None:
+    """The contract: shape, timesteps apart, hiding, gradients of all weights, and unchanged observations."""
     make, space = CASES[case]
     obs, rl2s = inputs(space)
     torch.manual_seed(0)
@@ -127,8 +127,8 @@ def test_what_every_encoder_keeps(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("own")])
-def test_time_is_seen_where_it_is_asked_for(case: str) -> None:
-    """Beside hidden rewards and actions, in the unit of its scale, and by first weights as others have."""
+def test_time_is_an_input_if_asked_for(case: str) -> None:
+    """Time is visible if rewards and actions are hidden, in units of `time_scale`, at full-size weights."""
     make, space = CASES[case]
     obs, rl2s = inputs(space)
     torch.manual_seed(0)
@@ -181,8 +181,8 @@ def test_statistics_follow_real_timesteps_in_training_only(kind: Any) -> None:
 # ---- pictures ----
 
 
-def test_channel_order_is_found_and_said_once(caplog: Any) -> None:
-    """Both orders of one picture give the same vectors."""
+def test_channel_order_is_detected_and_reported_once(caplog: Any) -> None:
+    """Both channel orders of one picture give the same vectors."""
     with caplog.at_level(logging.INFO, "loxodon"):
         made = []
         for shape in ((38, 40, 3), (3, 38, 40), (38, 40, 3)):
@@ -206,10 +206,10 @@ def test_channel_order_is_found_and_said_once(caplog: Any) -> None:
         (picture(36, 36), -1.0, 1.0),
         (picture(36, 36, high=1), -1.0, 1.0),
         (picture(36, 36, dtype=np.float32, high=4.0), -1.0, 1.0),
-        (picture(36, 36, dtype=np.float32, high=np.inf), 0.0, 3.0),  # left as they are
+        (picture(36, 36, dtype=np.float32, high=np.inf), 0.0, 3.0),  # unbounded floats stay as they are
     ],
 )
-def test_bounds_become_one(space: spaces.Dict, low: float, high: float) -> None:
+def test_bounds_are_scaled_to_one(space: spaces.Dict, low: float, high: float) -> None:
     seen: list[torch.Tensor] = []
     encoder = CNNTstepEncoder(space, 3)
     encoder.pictures[0].cnn.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
@@ -259,11 +259,11 @@ def test_ids_of_different_channels_have_nothing_in_common() -> None:
     rl2s = torch.zeros(1, 1, 3)
     out = encoder({"observation": cells}, rl2s, times(rl2s))
     assert not torch.equal(out, encoder({"observation": swapped}, rl2s, times(rl2s)))
-    cells[..., 0, 0, 0] = 200  # outside the bounds: the nearest id, no crash
+    cells[..., 0, 0, 0] = 200  # an id outside the bounds becomes the nearest one
     assert encoder({"observation": cells}, rl2s, times(rl2s)).isfinite().all()
 
 
-def test_texts_that_repeat_are_read_once_with_the_same_result() -> None:
+def test_repeated_texts_are_read_once_with_the_same_result() -> None:
     encoder = DictTstepEncoder(GOALS, 3, d_hidden=8, d_output=8).eval()
     obs, rl2s = inputs(GOALS, batch=3, length=40)
     time = times(rl2s)
@@ -273,15 +273,15 @@ def test_texts_that_repeat_are_read_once_with_the_same_result() -> None:
     torch.testing.assert_close(encoder(obs, rl2s, time), torch.cat(parts), rtol=1e-4, atol=1e-5)
 
 
-# ---- which one, and what is refused ----
+# ---- kinds of observations, and what is refused ----
 
 
-def test_kinds_of_observations() -> None:
+def test_kinds_of_observations_follow_from_their_spaces() -> None:
     kinds = {key: kind_of(space) for key, space in EVERYTHING.spaces.items()}
     expected = {"camera": "image", "depth": "image", "grey": "image", "map": "map", "mission": "tokens"}
     assert kinds == {key: expected.get(key, "flat") for key in kinds}
     assert kind_of(spaces.Box(0, 70_000, (8, 8), np.int32)) == "flat"
-    assert kind_of(spaces.Box(0, 1, (30, 30), np.float32)) == "flat"  # as likely a table as a picture
+    assert kind_of(spaces.Box(0, 1, (30, 30), np.float32)) == "flat"  # a table is as likely as a picture
     assert kind_of(spaces.Box(0, 255, (30, 30, 3), np.int64)) == "image"  # not a map of 256 ids
     assert default_tstep_encoder(SPACE) is FFTstepEncoder
     assert default_tstep_encoder(EVERYTHING) is DictTstepEncoder
@@ -296,7 +296,7 @@ def test_kinds_of_observations() -> None:
         ((40, 2), np.float32, None),
     ],
 )
-def test_a_flattened_picture_is_warned_of_once(
+def test_a_flattened_picture_is_warned_about_once(
     shape: tuple[int, ...], dtype: Any, advice: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     say_once.cache_clear()
@@ -343,13 +343,13 @@ IDS = picture(7, 7, 3, high=2000, dtype=np.int32)
         (lambda: DictTstepEncoder(SPACE, 3, obs_kinds={"x": "flat"}), "obs_kinds makes 'x'"),
     ],
 )
-def test_what_does_not_fit_is_named(make: Callable[[], Any], message: str) -> None:
+def test_observations_that_do_not_fit_are_named(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=rf"(?s){message}") as caught:
         make()
     assert "Fix:" in str(caught.value)
 
 
-def test_the_gin_samples_of_the_page_name_what_exists() -> None:
+def test_the_gin_samples_of_the_page_name_existing_settings() -> None:
     with gin.unlock_config():
         gin.parse_config(
             "import loxodon.experiment\n" + "\n".join(re.findall(r"```gin\n(.*?)```", PAGE, flags=re.DOTALL))

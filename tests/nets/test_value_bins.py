@@ -1,4 +1,4 @@
-"""Values to bins and back: every spacing, label and mean, against what defines them."""
+"""Values to bins and back: every spacing, label and mean, against its definition."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ SETTINGS = list(product(("symlog", "linear"), ("two_hot", "hl_gauss"), ("bins", 
 
 
 @pytest.mark.parametrize(("spacing", "labels", "mean_of"), SETTINGS)
-def test_values_survive_their_labels_and_stay_within_the_range(
-    spacing: str, labels: str, mean_of: str
-) -> None:
+def test_values_survive_encoding_and_stay_within_the_range(spacing: str, labels: str, mean_of: str) -> None:
     bins = ValueBins(
         num_bins=65, low=-100.0, high=50.0, spacing=spacing, labels=labels, mean_of=mean_of, unit=0.5
     )
@@ -25,7 +23,7 @@ def test_values_survive_their_labels_and_stay_within_the_range(
     assert probs.shape == (2, 3, 65)
     assert (probs >= 0).all()
     torch.testing.assert_close(probs.sum(-1), torch.ones(2, 3))
-    # the mean of a Gaussian is its center in z, not in y
+    # The mean of a Gaussian is its center in z, not in y.
     wide = 0.05 if labels == "hl_gauss" and spacing == "symlog" and mean_of == "values" else 1e-4
     torch.testing.assert_close(bins.decode(probs.log()), y, rtol=wide, atol=1e-3)
     ends = bins.decode(bins.encode(torch.tensor([-1e9, 1e9])).log())
@@ -36,7 +34,7 @@ def test_values_survive_their_labels_and_stay_within_the_range(
 def test_two_hot_labels_by_hand() -> None:
     linear = ValueBins(num_bins=5, low=-2.0, high=2.0, spacing="linear")
     assert linear.encode(torch.tensor([0.25])).tolist() == [[0.0, 0.0, 0.75, 0.25, 0.0]]
-    symlog = ValueBins(num_bins=3, low=-(math.e - 1), high=math.e - 1)  # centers -1, 0, 1 in z
+    symlog = ValueBins(num_bins=3, low=-(math.e - 1), high=math.e - 1)  # the centers are -1, 0, 1 in z
     z = 0.3
     torch.testing.assert_close(
         symlog.encode(torch.tensor(math.exp(z) - 1)), torch.tensor([0.0, 1 - z, z]), rtol=0, atol=1e-6

@@ -1,4 +1,4 @@
-"""Triton's interpreter, so that a machine without GPU can check what kernels compute."""
+"""Triton's interpreter, so that a machine without a GPU can check what kernels compute."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MODULES = ("hgrn", "gla", "simple_gla", "gated_delta_rule")
 def interpret() -> None:
     """Import the kernels of flash-linear-attention so that they run on the CPU.
 
-    The interpreter knows no timings, so the first of several tilings is taken, and it hands loops plain
-    integers, which kernels take for tensors.
+    The interpreter cannot time tilings, so the first of several is used. It also passes plain integers to
+    loops, where kernels expect tensors.
     """
     os.environ["TRITON_INTERPRET"] = "1"
     autotuner = import_module("triton.runtime.autotuner").Autotuner
@@ -34,7 +34,7 @@ def interpret() -> None:
 
     autotuner.__init__ = take_first
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of others about others
+        warnings.simplefilter("ignore")  # the imported packages warn about one another
         for name in MODULES:
             import_module(f"fla.ops.{name}")
     for name, module in list(sys.modules.items()):

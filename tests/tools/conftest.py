@@ -1,4 +1,4 @@
-"""Tests of commands use the fixtures of tests of runs and of trajectories."""
+"""Tests of commands use the fixtures for runs and for trajectories."""
 
 from ..data.conftest import fill, make_traj
 from ..experiment.conftest import nothing_left

@@ -1,4 +1,4 @@
-"""`loxodon run --device`: the device that was asked for, or an error."""
+"""`loxodon run --device`: the requested device, or an error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loxodon.tools.run import main
 from ..experiment.fakes import TINY
 
 
-def test_a_device_that_is_not_there_is_refused_before_anything_is_built(
+def test_a_missing_device_is_refused_before_anything_is_built(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -24,7 +24,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_built(
     assert "Fix: use --device cpu" in error
 
 
-def test_a_choice_holds_for_accelerate_and_for_child_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_applies_to_accelerate_and_to_child_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_CPU", "")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for name, flag in {"cpu": "true", "cuda": "false"}.items():
@@ -34,7 +34,7 @@ def test_a_choice_holds_for_accelerate_and_for_child_processes(monkeypatch: pyte
     assert os.environ["ACCELERATE_USE_CPU"] == "false"
 
 
-def test_a_choice_that_comes_too_late_is_an_error() -> None:
+def test_choosing_a_device_too_late_is_an_error() -> None:
     check_device(torch.device("cuda:1"), "cuda")
     check_device(torch.device("cpu"), None)
     with pytest.raises(ConfigError, match=r"--device is cpu, but this process .* cuda:0.*Fix"):

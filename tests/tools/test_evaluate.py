@@ -1,4 +1,4 @@
-"""`loxodon evaluate`: which policy in which environments, and what cutting its memory does to it."""
+"""`loxodon evaluate`: its choice of policy and environments, and the effect of a shorter memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LENGTH = 5
 
 
 class FirstBit(gym.Env[Any, Any]):
-    """Shows a bit, then nothing; pays 1 if the last action is that bit. Draws itself as one grey."""
+    """Shows a bit, then zeros; the reward is 1 if the last action equals the bit. Frames are plain grey."""
 
     observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
     action_space = spaces.Discrete(2)
@@ -61,7 +61,7 @@ class FirstBit(gym.Env[Any, Any]):
 
 
 class AsItIs(TstepEncoder):
-    """The observation."""
+    """Encodes an observation as itself."""
 
     emb_dim = 1
 
@@ -70,7 +70,7 @@ class AsItIs(TstepEncoder):
 
 
 class Sum(TrajEncoder):
-    """The sum of all that was seen in the episode."""
+    """Sums up all observations of the episode."""
 
     emb_dim = 1
 
@@ -94,7 +94,7 @@ class Sum(TrajEncoder):
 
 
 class SignAgent(BaseAgent):
-    """Takes action 1 where the state is positive, else 0."""
+    """Takes action 1 if the state is positive, otherwise 0."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -129,7 +129,7 @@ def a_policy_that_remembers_the_bit() -> str:
     return "sign.safetensors"
 
 
-def test_a_policy_that_needs_its_memory_fails_without(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_policy_that_needs_its_memory_fails_without_it(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--env", "FirstBit-v0", "--episodes", "40", "--parallel", "3", "--context", f"full,{LENGTH},4"]
     assert main([a_policy_that_remembers_the_bit(), *words, "--output", "out.json"]) == 0
     report = json.loads(Path("out.json").read_text())
@@ -139,7 +139,7 @@ def test_a_policy_that_needs_its_memory_fails_without(capsys: pytest.CaptureFixt
     assert [one["context"] for one in report["results"]] == [None, LENGTH, 4]
     assert full["returns"] == all_of_it["returns"] == [1.0] * 40
     assert full["lengths"] == [LENGTH] * 40
-    assert 0.2 < np.mean(too_short["returns"]) < 0.8  # the bit is out of sight when it is asked for
+    assert 0.2 < np.mean(too_short["returns"]) < 0.8  # the bit is out of sight when it is needed
     assert too_short["metrics"] == {
         "success": too_short["returns"],
         "metric/return": [7.0] * 40,
@@ -193,7 +193,7 @@ def make_agent(kind: Any, encoder: str, **tstep: Any) -> Any:
     settings = {"action_memory_type": ActionMemory} if has_memory else {}
     encoders = tstep_type, lambda *_: ENCODERS[encoder]()
     agent = kind(obs_space, spaces.Discrete(8), *encoders, 8, **settings).eval()
-    if has_memory:  # which heads begin without
+    if has_memory:  # heads start without it
         torch.nn.init.normal_(agent.actor.reader.out.weight)
     return agent
 
@@ -208,7 +208,9 @@ def make_agent(kind: Any, encoder: str, **tstep: Any) -> Any:
         ),
     ],
 )
-def test_an_agent_with_its_memory_cut_acts_as_one_that_has_just_begun(kind: Any, encoder: str) -> None:
+def test_an_agent_with_a_shortened_memory_acts_like_one_that_has_just_started(
+    kind: Any, encoder: str
+) -> None:
     cpu, agent = torch.device("cpu"), make_agent(kind, encoder)
     for size in (1, 3):
         cut = make_agent(kind, encoder)
@@ -222,7 +224,7 @@ def test_an_agent_with_its_memory_cut_acts_as_one_that_has_just_begun(kind: Any,
 
 
 @pytest.mark.parametrize("hidden", [{"hide_rl2s": True}, {"hide_rewards": True}])
-def test_what_a_timestep_encoder_hides_is_hidden_from_all(hidden: dict[str, Any]) -> None:
+def test_inputs_that_a_timestep_encoder_hides_are_hidden_everywhere(hidden: dict[str, Any]) -> None:
     agent = make_agent(Agent, "gru", **hidden)
     assert agent.action_memory is not None
     params = []
@@ -243,11 +245,11 @@ def test_what_a_timestep_encoder_hides_is_hidden_from_all(hidden: dict[str, Any]
             params.append(agent.policy(agent.encode(batch)).params)
         sums = state[0].actions
         assert bool(sums.any()) == (not hidden.get("hide_rl2s") and bool(rl2s[:, 1:].any()))
-    torch.testing.assert_close(params[0], params[1], rtol=0, atol=0)  # rewards
-    assert torch.equal(params[0], params[2]) == ("hide_rl2s" in hidden)  # actions
+    torch.testing.assert_close(params[0], params[1], rtol=0, atol=0)  # with other rewards
+    assert torch.equal(params[0], params[2]) == ("hide_rl2s" in hidden)  # with other actions
 
 
-def test_a_hidden_state_of_its_own_cannot_be_cut() -> None:
+def test_an_unknown_hidden_state_cannot_be_shortened() -> None:
     class Own(SignAgent):
         def init_hidden_state(self, num_envs: int, device: torch.device) -> Any:
             return torch.zeros(num_envs)
@@ -259,7 +261,7 @@ def test_a_hidden_state_of_its_own_cannot_be_cut() -> None:
 
 
 def a_run(*changes: str) -> Path:
-    """A finished run with enlarged weights: what has hardly been trained acts the same everywhere."""
+    """A finished run with enlarged weights, because barely trained ones act the same everywhere."""
     Path("tiny.gin").write_text(TINY)
     load_config(["tiny.gin"], ["Experiment.verbose=False", "Experiment.seed=1", *changes])
     exp = run(Experiment())  # type: ignore[call-arg]  # gin supplies the arguments
@@ -292,14 +294,15 @@ def a_run(*changes: str) -> Path:
 def test_a_context_as_long_as_the_episodes_is_the_whole_memory(changes: list[str]) -> None:
     env = ["Experiment.make_train_env=@Recall", "Experiment.make_val_env=@Recall", "Recall.length=3"]
     folder = a_run(*env, *changes)
-    num_episodes = 100 if "Experiment.agent_type=@PPOAgent" in changes else 30  # its actions depend on less
+    # its actions depend less on the memory
+    num_episodes = 100 if "Experiment.agent_type=@PPOAgent" in changes else 30
     words = ["--policy", "latest", "--sampled", "--episodes", str(num_episodes), "--context", "1,6,9,full"]
     assert main([str(folder), *words]) == 0
     found = {
         one["context"]: one["returns"] for one in results(folder / "evaluations/latest-val-sampled.json")
     }
     assert len(found[None]) == num_episodes
-    assert found[6] == found[9] == found[None]  # episodes of 6 steps; the same actions are drawn
+    assert found[6] == found[9] == found[None]  # episodes have 6 steps, and the same actions are drawn
     assert found[1] != found[None]
 
 
@@ -309,7 +312,7 @@ def test_a_run_is_evaluated_in_its_own_environments_with_changes_on_top(
     env = ["Experiment.make_val_env=@KShotWrapper", "Experiment.make_train_env=@KShotWrapper"]
     folder = a_run(*env, "KShotWrapper.env=@TMazePassive", "KShotWrapper.num_attempts=2")
     with (folder / "ckpts/config.txt").open("a") as file:
-        file.write("Agent.of_another_version = 1\n")  # which is left out
+        file.write("Agent.of_another_version = 1\n")  # this setting is skipped
     words = ["--episodes", "4", "--parallel", "3", "--policy"]
     assert main([str(folder), *words, "latest"]) == 0
     (one,) = results(folder / "evaluations/latest-val-greedy.json")
@@ -317,7 +320,7 @@ def test_a_run_is_evaluated_in_its_own_environments_with_changes_on_top(
     assert [len(attempt) for attempt in one["attempts"]] == [4, 4]
     assert np.sum(one["attempts"]) == pytest.approx(np.sum(one["returns"]))
     assert "return by attempt" in capsys.readouterr().out
-    (folder / "ckpts/versions.json").write_text("{")  # damaged, and not needed where gin says all
+    (folder / "ckpts/versions.json").write_text("{")  # damaged, but not needed if gin configures everything
     changed = [*words, "epoch:0", "--set", "TMazePassive.horizon=2", "--seed", "5"]
     assert main([str(folder), *changed]) == 0
     (one,) = results(folder / "evaluations/epoch_0-val_TMazePassive.horizon_2-greedy.json")
@@ -334,13 +337,13 @@ def test_a_run_is_evaluated_in_its_own_environments_with_changes_on_top(
         assert says in capsys.readouterr().err
 
 
-def test_a_file_alone_needs_an_environment(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_policy_file_on_its_own_needs_an_environment(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([a_policy_that_remembers_the_bit()]) == 1
     assert "Fix: give the folder of such a run, or name an environment: --env" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("env", ["FirstBit-v0", None])
-def test_episodes_are_recorded(env: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_videos_of_episodes_are_recorded(env: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("moviepy")
     words = [a_policy_that_remembers_the_bit(), "--env", env or "CartPole-v1", "--episodes", "1"]
     assert main([*words, "--video", "films"]) == (0 if env else 1)
@@ -350,7 +353,7 @@ def test_episodes_are_recorded(env: str | None, capsys: pytest.CaptureFixture[st
         ]
 
 
-def test_a_run_that_python_configured_is_evaluated_in_its_own_environment(
+def test_a_run_configured_in_python_is_evaluated_in_its_own_environment(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     make_env = functools.partial(EnvSpec, functools.partial(CountingEnv, length=3), env_name="three")

@@ -1,4 +1,4 @@
-"""`loxodon export`: a folder that is a policy with its model card; nothing leaves the machine unasked."""
+"""`loxodon export`: a folder with the policy and its model card; uploads only on request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..experiment.fakes import TINY, run
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run that was evaluated."""
+    """A finished run that has been evaluated."""
     place = tmp_path_factory.mktemp("finished")
     (place / "tiny.gin").write_text(TINY)
     changes = ["Experiment.verbose=False", "Experiment.seed=4", f"Experiment.ckpt_base_dir='{place}'"]
@@ -40,13 +40,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_dir(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of that run for a test that may change it, in an empty working directory."""
+    """A copy of that run for tests that change it, in an empty working directory."""
     monkeypatch.chdir(tmp_path)
     return shutil.copytree(finished, Path("runs/tiny"))
 
 
-def test_the_folder_is_all_that_others_need(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # nobody looks for it
+def test_the_folder_contains_everything_that_others_need(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # the package is not needed
     (run_dir / "videos").mkdir()
     (run_dir / "videos" / "best-episode-0.mp4").write_bytes(b"film")
     assert main([str(run_dir), "-o", "out", "--license", "mit"]) == 0
@@ -74,7 +76,7 @@ def test_the_folder_is_all_that_others_need(run_dir: Path, monkeypatch: pytest.M
     assert found["policy"].action_space.contains(found["action"])
 
 
-def test_it_is_uploaded_on_request_only(
+def test_the_folder_is_uploaded_only_on_request(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[Any] = []
@@ -106,7 +108,7 @@ def test_it_is_uploaded_on_request_only(
     assert load_policy("out/policy.safetensors").info.epoch == load_policy(run_dir).info.epoch
 
 
-# ---- whose results ----
+# ---- results of the exported policy only ----
 
 
 def test_the_card_has_no_results_of_other_policies(run_dir: Path) -> None:
@@ -119,7 +121,7 @@ def test_the_card_has_no_results_of_other_policies(run_dir: Path) -> None:
     of_earlier = {**json.loads(best.read_text()), "epoch": 99}
     of_earlier["results"][1]["returns"] = [888.0] * 4
     (run_dir / "evaluations" / "earlier.json").write_text(json.dumps(of_earlier))
-    with (run_dir / "logs" / "metrics.jsonl").open("a") as file:  # of an epoch after that of the best policy
+    with (run_dir / "logs" / "metrics.jsonl").open("a") as file:  # an epoch after that of the best policy
         axes = {"epoch": 99, "env_steps": 10**6, "gradient_steps": 9}
         file.write(json.dumps({**axes, "val/return": 555.0, "val/return/TMazePassive": 555.0}) + "\n")
     assert main([str(run_dir), "-o", "out"]) == 0
@@ -139,7 +141,7 @@ LINKED = (
 
 
 @pytest.mark.parametrize("name", LINKED)
-def test_a_link_out_of_the_run_folder_is_refused_and_nothing_is_copied(
+def test_a_link_that_leaves_the_run_folder_is_refused_and_nothing_is_copied(
     run_dir: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = run_dir / name

@@ -1,10 +1,9 @@
-"""The command `loxodon`: what its words lead to, the list of presets, and completion in a shell."""
+"""The command `loxodon`: its subcommands, the list of presets, and shell completion."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from loxodon.gin_configs.presets import about, runnable_names
 from loxodon.tools import main as command
 from loxodon.tools.arguments import program_name
 from loxodon.tools.main import COMMANDS, main
@@ -23,16 +21,12 @@ from ..experiment.fakes import TINY
 def test_help_and_presets_need_no_torch() -> None:
     code = "import sys; from loxodon.tools.main import main; main(['--help']); main(['presets'])"
     code += "; assert not {'torch', 'gin', 'numpy'} & sys.modules.keys()"
-    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}  # set by readline
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=environment)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     text = done.stdout.decode()
     for name, (_, purpose) in COMMANDS.items():
         assert f"{name} " in text
         assert purpose in text
-    (tmaze,) = (line for line in text.splitlines() if line.startswith("tmaze "))
-    assert "remember one bit for 50 steps" in tmaze
-    assert "transformer_small" in tmaze
-    assert re.search(r"  success 1\.0 after [\d,]+ env steps, \d+ s on [a-z0-9A-Z ]+$", tmaze)
+    assert re.search(r"^tmaze +T-maze: remember one bit", text, re.M)
 
 
 @pytest.mark.parametrize(
@@ -40,13 +34,13 @@ def test_help_and_presets_need_no_torch() -> None:
     [
         (["evalute"], 2, "error: unknown command 'evalute'. Did you mean 'evaluate'? Fix: "),
         (["presets", "tmase"], 2, "error: there is no preset 'tmase'. Did you mean 'tmaze'? Fix: "),
-        (["--completion", "tcsh"], 2, "error: --completion got 'tcsh'. Fix: write bash, zsh or fish"),
+        (["--completion", "tcsh"], 2, "error: --completion got 'tcsh'. Fix: write bash or zsh"),
         (["status", "nowhere"], 2, "error: "),
         (["run"], 2, "no --config is given. Fix: "),
         (["--config", "tmaze", "Experiment.epoch=3"], 2, "Did you mean 'epochs'? Fix: "),
     ],
 )
-def test_what_cannot_be_done_is_one_message(
+def test_impossible_commands_are_one_message(
     words: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
@@ -58,7 +52,7 @@ def test_what_cannot_be_done_is_one_message(
 
 
 @pytest.mark.parametrize("words", [["run"], []])
-def test_run_is_also_what_no_command_means(
+def test_run_is_the_default_command(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -67,7 +61,7 @@ def test_run_is_also_what_no_command_means(
     assert main([*words, "--config", "tiny.gin", "--seed", "1", "Experiment.verbose=False"]) == 0
     again = "try another seed    loxodon run --config tiny.gin Experiment.verbose=False --seed 2"
     assert again in capsys.readouterr().out
-    assert main(["status", "runs/tiny"]) == 0  # it has finished
+    assert main(["status", "runs/tiny"]) == 0  # the run has finished
     assert main(["data", "ls", "runs/tiny"]) == 0
 
 
@@ -76,7 +70,7 @@ def test_run_is_also_what_no_command_means(
     [
         ("--version", 0, "loxodon "),
         ("run --help", 0, "--save-config FILE"),
-        ("status --help", 0, "--watch"),
+        ("status --help", 0, "--json"),
         ("runn", 2, "Did you mean 'run'? Fix: "),
         (
             "run tmaze --sead 3",
@@ -122,10 +116,10 @@ def test_run_is_also_what_no_command_means(
         ),
         ("run --env CartPole-v1 --encoder grru", 2, "--encoder 'grru' is not known. Did you mean 'gru'"),
         ("run --env tmaze", 2, "--env 'tmaze' is a preset, not an environment. Fix: loxodon run tmaze."),
-        ("status . --wach", 2, "unrecognized arguments: --wach. Did you mean '--watch'"),
+        ("status . --jsn", 2, "unrecognized arguments: --jsn. Did you mean '--json'"),
     ],
 )
-def test_words_are_checked_before_torch_is_imported(
+def test_arguments_are_checked_before_torch_is_imported(
     typed: str, status: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(name: str) -> None:
@@ -146,7 +140,7 @@ def test_words_are_checked_before_torch_is_imported(
     ("started", "shown"),
     [
         ("/venv/bin/loxodon", "loxodon run"),
-        ("-c", "loxodon run"),  # a run of --seeds that the command has started
+        ("-c", "loxodon run"),  # a run of --seeds that the command started
         ("examples/run.py", "python examples/run.py"),
         (
             str(Path(command.__file__).with_name("__main__.py")),
@@ -154,14 +148,14 @@ def test_words_are_checked_before_torch_is_imported(
         ),
     ],
 )
-def test_commands_to_go_on_with_begin_as_what_was_typed(
+def test_printed_commands_begin_with_the_program_that_was_typed(
     started: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", [started])
     assert program_name() == shown
 
 
-def test_the_check_of_words_needs_no_torch() -> None:
+def test_parsing_arguments_needs_no_torch() -> None:
     code = "import sys; from loxodon.tools.arguments import parse_run; parse_run(['tmaze', '--seed', '1'])"
     code += "; assert not {'torch', 'gin', 'numpy'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -181,19 +175,7 @@ def test_presets_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         assert part in text
 
 
-def test_a_program_gets_one_line_for_each_preset(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    assert main(["presets"]) == 0
-    header, *lines = capsys.readouterr().out.splitlines()
-    assert header.split() == ["preset", "task", "encoder", "measured"]
-    for line, name in zip(lines, runnable_names(), strict=True):
-        assert line.startswith(name)
-        assert line.endswith(about(name).measured or "not yet")
-
-
-def test_presets_are_printed_with_the_places_of_their_parts_or_as_json(
+def test_presets_are_printed_with_the_paths_of_their_parts_or_as_json(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["presets", "tmaze_pixels"]) == 0
@@ -201,7 +183,7 @@ def test_presets_are_printed_with_the_places_of_their_parts_or_as_json(
     assert Path(include.partition("#")[2].strip()).is_file()
     assert main(["presets", "--json"]) == 0
     presets = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
-    assert presets["tmaze_pixels"]["encoder"] == "transformer_small"  # of what it includes
+    assert presets["tmaze_pixels"]["encoder"] == "transformer_small"  # set in an included file
     assert presets["ppo/cartpole"]["measured"].startswith("return 475 after")
 
 
@@ -215,16 +197,15 @@ def test_a_shell_completes_commands_presets_and_options(
         ("loxodon st", {"status"}),
         ("loxodon run --config tmaze_p", {"tmaze_pixels"}),
         ("loxodon run --print", {"--print-config"}),
-        ("loxodon status runs --w", {"--watch"}),
+        ("loxodon status runs --j", {"--json"}),
         ("loxodon presets ppo/pend", {"ppo/pendulum"}),
     ]:
         words = typed.split()
         ask = f"COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _loxodon; echo ${{COMPREPLY[@]}}"
         done = subprocess.run(["bash", "-c", script + ask], capture_output=True, text=True, check=True)
         assert set(done.stdout.split()) == found, typed
-    for shell in ("zsh", "fish"):
-        main(["--completion", shell])
-        assert "--print-config" in (text := capsys.readouterr().out) or "-l print-config" in text
+    main(["--completion", "zsh"])
+    assert capsys.readouterr().out.endswith(script)
 
 
 def test_the_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Every figure that is logged is explained."""
+"""Every logged metric is explained."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def names(run_dir: Path) -> set[str]:
 
 
 def unexplained(found: set[str]) -> set[str]:
-    """Names without a meaning, and those of which only an environment knows it."""
+    """Names without an explanation, and names that only an environment could explain."""
     return {name for name in found if (about := describe(name)) is None or "info['metric/" in about}
 
 
-def test_the_page_is_what_the_code_says() -> None:
+def test_the_page_matches_the_code() -> None:
     path = Path(__file__).parents[2] / "docs" / "metrics.md"
     fix = "Fix: python -m loxodon.tools.metrics > docs/metrics.md"
     assert path.read_text(encoding="utf-8") == page(), fix
 
 
 @pytest.mark.parametrize("kind", AGENTS)
-def test_every_figure_of_an_off_policy_run_is_explained(tmp_path: Path, kind: Any) -> None:
+def test_every_metric_of_an_off_policy_run_is_explained(tmp_path: Path, kind: Any) -> None:
     settings = {} if kind is BCAgent else {"training_discounts": (0.9,)}
     exp = run(
         make_experiment(
@@ -58,14 +58,14 @@ def test_every_figure_of_an_off_policy_run_is_explained(tmp_path: Path, kind: An
     assert kind is BCAgent or "train-update/q/0.9" in found
 
 
-def test_every_figure_of_an_on_policy_run_is_explained(tmp_path: Path) -> None:
+def test_every_metric_of_an_on_policy_run_is_explained(tmp_path: Path) -> None:
     exp = run(ppo_experiment(tmp_path, epochs=2))
     found = names(exp.run_dir)
     assert unexplained(found) == set()
     assert len([name for name in found if name.startswith("ppo/")]) > len(METRICS["ppo"][1]) / 2
 
 
-def test_an_unknown_figure_has_no_meaning() -> None:
+def test_an_unknown_metric_has_no_explanation() -> None:
     assert describe("train/foo") is None
     assert describe("foo") is None
     assert describe("train-update/q/0.95") == describe("train-update/td_target/0.5")

@@ -1,4 +1,4 @@
-"""The report: its statistics, and a page that needs nothing but itself, whatever runs it is given."""
+"""The report: its statistics, and a self-contained page for any runs."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ VOID = {"img", "meta"}
     ("statistic", "samples", "expected"),
     [
         (iqm, [[100.0, 2.0, 1.0, 3.0]], 2.5),
-        (iqm, [[1.0, 2.0, 6.0]], 3.0),  # fewer than four: the mean
-        (iqm, [[-9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 90.0]], 4.0),  # 9 // 4 = 2 at either end
-        (improvement, [[1.0, 2.0], [0.0, 2.0]], 2.5 / 4),  # above in two of four pairs, and a tie
+        (iqm, [[1.0, 2.0, 6.0]], 3.0),  # fewer than four values, so the mean
+        # 9 // 4 = 2 values are cut at either end
+        (iqm, [[-9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 90.0]], 4.0),
+        (improvement, [[1.0, 2.0], [0.0, 2.0]], 2.5 / 4),  # greater in two of four pairs, plus a tie
         (improvement, [[3.0, 4.0, 5.0], [1.0]], 1.0),
     ],
 )
@@ -42,7 +43,7 @@ def test_statistics_by_hand(
     assert statistic(*map(np.array, samples)) == pytest.approx(expected)
 
 
-def test_intervals_are_those_of_the_bootstrap_and_the_same_every_time() -> None:
+def test_intervals_are_those_of_the_bootstrap_and_reproducible() -> None:
     scores = np.random.default_rng(1).normal(3.0, 2.0, size=50)
     value, low, high = with_interval(mean, scores)
     assert value == scores.mean()
@@ -52,18 +53,18 @@ def test_intervals_are_those_of_the_bootstrap_and_the_same_every_time() -> None:
     assert np.isnan(with_interval(mean, np.ones(1))).tolist() == [False, True, True]
 
 
-def test_a_mean_curve_ends_where_the_first_run_does() -> None:
+def test_a_mean_curve_ends_with_the_shortest_run() -> None:
     points, band = mean_curve([np.array([[0.0, 0.0], [10.0, 10.0]]), np.array([[0.0, 0.0], [20.0, 40.0]])])
     assert points[-1].tolist() == [10.0, 15.0]
     assert band[-1].tolist() == [10.0, 20.0]
-    assert mean_curve([np.zeros((1, 2)), np.ones((1, 2))])[0].shape == (0, 2)  # nowhere in common
+    assert mean_curve([np.zeros((1, 2)), np.ones((1, 2))])[0].shape == (0, 2)  # no steps in common
 
 
 # ---- the page ----
 
 
 def write_run(folder: Path, returns: list[float], *, rate: float, seed: int, state: str = "finished") -> None:
-    """A folder as a run leaves it: an evaluation after each of its epochs, of two attempts."""
+    """Write the folder of a run with an evaluation of two attempts after each epoch."""
     for name in ("logs", "ckpts", "status", "evaluations"):
         (folder / name).mkdir(parents=True)
     records: list[dict[str, Any]] = []
@@ -72,7 +73,7 @@ def write_run(folder: Path, returns: list[float], *, rate: float, seed: int, sta
         records.append({**axes, "time/learn_s": 3.0, "train/critic_loss": 1 / value, "odd": None})
         attempts = {f"val/return_attempt_{i}": value + i for i in range(2)}
         records.append({**axes, "time/val_s": 1.0, "val/return": value, "val/return/Walk": value, **attempts})
-    lines = [*map(json.dumps, records), '{"epoch": 9, "val/re']  # the last one is being written
+    lines = [*map(json.dumps, records), '{"epoch": 9, "val/re']  # the last line is still being written
     (folder / "logs" / "metrics.jsonl").write_text("\n".join(lines))
     (folder / "ckpts" / "config.txt").write_text(
         f"Experiment.learning_rate = {rate}\nExperiment.seed = {seed}\n"
@@ -136,7 +137,7 @@ class Page(HTMLParser):
         self.words.append(data)
 
 
-def test_a_page_about_two_groups_works_offline_and_names_what_is_missing(
+def test_a_page_about_two_groups_works_offline_and_names_missing_parts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib", reason="figures are an extra")
@@ -159,7 +160,7 @@ def test_a_page_about_two_groups_works_offline_and_names_what_is_missing(
     ]
     assert all(picture.startswith(b"\x89PNG") for picture in pictures)
     assert {path.read_bytes() for path in (tmp_path / "out").glob("*.png")} == set(pictures)
-    assert {link.removeprefix("#") for link in page.links} <= page.ids  # leads nowhere else
+    assert {link.removeprefix("#") for link in page.links} <= page.ids  # there are only internal links
     assert not {"script", "link", "iframe", "i"} & set(page.tags)
 
     text = " ".join(" ".join(page.words).split())
@@ -175,7 +176,7 @@ def test_a_page_about_two_groups_works_offline_and_names_what_is_missing(
         assert part in text
 
 
-def test_groups_by_name_a_chosen_metric_and_less_is_better(tmp_path: Path) -> None:
+def test_groups_by_name_with_a_chosen_metric_that_is_minimised(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="figures are an extra")
     write_run(tmp_path / "a1", [4.0], rate=0.5, seed=0)
     write_run(tmp_path / "a2", [5.0], rate=0.25, seed=0)
@@ -185,11 +186,13 @@ def test_groups_by_name_a_chosen_metric_and_less_is_better(tmp_path: Path) -> No
     assert main([str(tmp_path), *words]) == 0
     text = " ".join(Page((tmp_path / "out" / "index.html").read_text(encoding="utf-8")).words)
     assert "group Experiment.learning_rate" in " ".join(text.split())
-    assert "0.25 | 0.5" in text  # within the group
+    assert "0.25 | 0.5" in text  # the values within the group
     assert "a 1 [1, 1] b 0 [0, 0]" in " ".join(text.split())  # 1/4 and 1/5 are below 1/2 and 1/3
 
 
-def test_without_anything_to_show_it_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_without_anything_to_show_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(tmp_path / "gone"), "-o", str(tmp_path / "out")]) == 2
     assert "gone: does not exist. Fix: name folders of runs" in capsys.readouterr().err
     write_run(tmp_path / "run", [4.0], rate=0.5, seed=0)
@@ -197,7 +200,7 @@ def test_without_anything_to_show_it_says_why(tmp_path: Path, capsys: pytest.Cap
     assert "'val/retrun'. Fix: choose another --metric, e.g. val/return" in capsys.readouterr().err
 
 
-def test_the_curves_of_one_run_are_a_picture(tmp_path: Path) -> None:
+def test_the_curves_of_one_run_are_plotted(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots are an extra")
     write_run(tmp_path, [4.0, 5.0], rate=0.5, seed=0)
     points = read_curves(tmp_path / "logs" / "metrics.jsonl")["val/return"]
@@ -220,10 +223,10 @@ def test_the_newest_ablation_counts(tmp_path: Path) -> None:
     assert run.ablation("Walk") == {1: -5.0, None: 4.0}
 
 
-# ---- files that are not what they seem ----
+# ---- unexpected files ----
 
 
-def test_broken_files_are_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_files_are_skipped_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_run(tmp_path / "run", [4.0], rate=0.5, seed=0)
     folder = tmp_path / "run" / "evaluations"
     for name, content in BROKEN.items():
@@ -250,9 +253,7 @@ ODD_TEXTS = [
 
 
 @pytest.mark.parametrize("name", ["ckpts/config.txt", "ckpts/versions.json", "status/both.json"])
-def test_odd_settings_versions_and_heartbeats_of_a_run_leave_the_page_whole(
-    tmp_path: Path, name: str
-) -> None:
+def test_broken_settings_versions_and_heartbeats_do_not_break_the_page(tmp_path: Path, name: str) -> None:
     write_run(tmp_path / "run", [4.0], rate=0.5, seed=0)
     for content in ODD_TEXTS:
         (tmp_path / "run" / name).write_bytes(content)
@@ -266,7 +267,7 @@ def test_odd_records_are_skipped_and_counted(tmp_path: Path, caplog: pytest.LogC
     write_run(tmp_path, [4.0, 5.0], rate=0.5, seed=0)
     path = tmp_path / "logs" / "metrics.jsonl"
     expected = read_curves(path)
-    assert caplog.text == ""  # the last line is being written
+    assert caplog.text == ""  # the last line is still being written
     odd = [
         *("[" * 100_000, '{"a": ' * 2000 + "1" + "}" * 2000, "null", "[]", '"text"', "\0"),
         *('{"val/return": 1' + "0" * 400 + "}", '{"val/return": [1]}', '{"val/return": 1' + "0" * 5000 + "}"),
@@ -279,7 +280,7 @@ def test_odd_records_are_skipped_and_counted(tmp_path: Path, caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("what", ["folder", "pipe", "link", "unreadable"])
-def test_a_run_whose_figures_cannot_be_read_is_left_out_by_itself(
+def test_only_the_run_whose_metrics_cannot_be_read_is_skipped(
     tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(tmp_path / "bad", [4.0], rate=0.5, seed=0)
@@ -309,7 +310,7 @@ def test_a_run_whose_figures_cannot_be_read_is_left_out_by_itself(
 
 
 @pytest.mark.parametrize("name", ["ckpts/config.txt", "ckpts/versions.json", "evaluations/a.json"])
-def test_links_out_of_a_run_folder_are_not_read(tmp_path: Path, name: str) -> None:
+def test_links_that_leave_a_run_folder_are_not_read(tmp_path: Path, name: str) -> None:
     write_run(tmp_path / "run", [4.0], rate=0.5, seed=0)
     path = (tmp_path / "run" / name).rename(tmp_path / "secret")
     (tmp_path / "run" / name).symlink_to(path)
@@ -317,7 +318,7 @@ def test_links_out_of_a_run_folder_are_not_read(tmp_path: Path, name: str) -> No
     assert any(f"{name} is unreadable" in note and "is a link out of" in note for note in run.notes)
 
 
-def test_odd_names_are_drawn_as_they_are(tmp_path: Path) -> None:
+def test_odd_names_are_shown_verbatim(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="figures are an extra")
     name = r"_$\frac$ _" + "x" * 300 + "\x1b\ud800"
     lines = {name: Line(np.array([[0.0, 1.0], [1.0, 2.0]]), 0)}

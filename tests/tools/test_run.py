@@ -1,4 +1,4 @@
-"""The front door: options, exit statuses, what is printed and left on disk; test runs, tests, times."""
+"""The command line of runs: options, exit statuses, output and files; test runs, final tests, times."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def test_a_config_error_is_one_message_without_traceback_and_nothing_is_written(
         "config error: command line, `Experiment.epoch=3`: Experiment has no parameter 'epoch'. "
         "Did you mean 'epochs'? Fix: correct the name.\n"
     )
-    assert main(["--config", "tiny.gin", "Experiment.env_mode=asink"]) == 2  # only the experiment can judge
+    # only the experiment can check this
+    assert main(["--config", "tiny.gin", "Experiment.env_mode=asink"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("config error: Experiment.env_mode is 'asink'")
     assert "'async'" in error
@@ -62,7 +63,9 @@ def test_a_config_error_is_one_message_without_traceback_and_nothing_is_written(
         (["tiny.gin", "=1"], "must look like Name.param=value"),
     ],
 )
-def test_wrong_command_lines(words: list[str], part: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_command_lines_are_refused(
+    words: list[str], part: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     try:
         status = main([*words, "--print-config"])
     except SystemExit as error:
@@ -88,7 +91,7 @@ def test_print_config_shows_values_origins_and_options(capsys: pytest.CaptureFix
     assert not Path("runs").exists()
 
 
-def test_configs_are_applied_in_the_order_in_which_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_configs_are_applied_in_the_order_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     Path("more.gin").write_text("Experiment.epochs = 7\n")
     for words in (["tiny.gin", "--config", "more.gin"], ["--config=tiny.gin", "more.gin"], ["tiny", "more"]):
         assert main([*words, "--print-config"]) == 0
@@ -97,7 +100,7 @@ def test_configs_are_applied_in_the_order_in_which_they_are_typed(capsys: pytest
     assert "Experiment.epochs = 1 " in capsys.readouterr().out
 
 
-def test_a_saved_config_runs_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_saved_config_is_equivalent(capsys: pytest.CaptureFixture[str]) -> None:
     def bound(*words: str) -> set[str]:
         assert main([*words, "--print-config"]) == 0
         lines = [line.partition("  # ") for line in capsys.readouterr().out.splitlines()]
@@ -113,7 +116,7 @@ def test_a_saved_config_runs_the_same(capsys: pytest.CaptureFixture[str]) -> Non
         Path("mine.gin").unlink()
 
 
-def test_an_environment_is_tried_without_a_gin_file(
+def test_an_environment_can_be_tried_without_a_gin_file(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("cli_own_env.py").write_text("from gymnasium.envs.classic_control import CartPoleEnv as OwnEnv\n")
@@ -127,7 +130,7 @@ def test_an_environment_is_tried_without_a_gin_file(
     assert "Did you mean 'cli_own_env:OwnEnv'" in capsys.readouterr().err
 
 
-def test_check_builds_everything_and_leaves_nothing(
+def test_check_builds_everything_and_leaves_nothing_behind(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("temp").mkdir()
@@ -141,7 +144,7 @@ def test_check_builds_everything_and_leaves_nothing(
     assert list(Path("temp").glob("loxodon*")) == []
 
 
-def test_the_way_on_after_a_stop_keeps_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_to_continue_after_a_stop_keeps_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--config", "tiny.gin", "Experiment.epochs=50", "WallClockLimit.seconds=1e-9"]
     assert main(words) == 0
     said = capsys.readouterr().out
@@ -149,7 +152,7 @@ def test_the_way_on_after_a_stop_keeps_the_settings(capsys: pytest.CaptureFixtur
     assert said.rstrip().endswith(f"{' '.join(words)} --resume")
 
 
-def test_run_then_resume(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_can_be_resumed(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--config", "tiny.gin", "--seed", "1", "Experiment.verbose=False"]
     assert main([*words, "--resume"]) == 2
     assert "has no complete checkpoint" in capsys.readouterr().err
@@ -172,7 +175,7 @@ def test_run_then_resume(capsys: pytest.CaptureFixture[str]) -> None:
     assert "holds checkpoints up to epoch 1" in capsys.readouterr().err
 
 
-def test_resume_without_a_seed_takes_that_of_the_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_resumed_run_without_a_seed_uses_the_earlier_one(caplog: pytest.LogCaptureFixture) -> None:
     words = ["--config", "tiny.gin", "Experiment.verbose=False"]
     assert main([*words, "--seed", "5"]) == 0
     caplog.clear()
@@ -190,7 +193,7 @@ def test_a_failed_resume_changes_nothing(capsys: pytest.CaptureFixture[str]) -> 
         found = {p: p.read_bytes() for one in folders for p in one.rglob("*") if p.is_file()}
         return {path: data for path, data in found.items() if not path.name.startswith("manager.")}
 
-    fifo = Path("runs/tiny/buffer/fifo")  # what is newer than the checkpoint is moved by a resume that works
+    fifo = Path("runs/tiny/buffer/fifo")  # a resume that works moves files that are newer than the checkpoint
     shutil.copy(next(fifo.iterdir()), fifo / "TMaze_00000000_9999999999.0.npz")
     before = files()
     other_envs = ["Experiment.env_mode='async'", "Collector.save_env_state=True"]
@@ -212,7 +215,7 @@ def test_a_run_without_any_update_fails_and_says_why(
     assert main(["--config", "tiny.gin", *words, "Experiment.traj_save_len=8"]) == 0
 
 
-def test_closing_words_name_commands_that_differ_from_this_one() -> None:
+def test_the_closing_summary_names_commands_that_differ_from_this_one() -> None:
     names: dict[str, Any] = {"run_dir": Path("runs/a-seed3"), "run_name": "a-seed3", "mode": "both"}
     ends: dict[str, Any] = {"epochs": 10, "stop_at_val_return": 0.9, "max_env_steps": None}
     exp = SimpleNamespace(**names, **ends, seed=3, run_seed=3, is_finished=True)
@@ -237,7 +240,9 @@ def test_closing_words_name_commands_that_differ_from_this_one() -> None:
         [],
     ],
 )
-def test_the_command_that_trains_further_does(ends: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_command_to_train_further_works(
+    ends: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with Path("tiny.gin").open("a") as file:
         file.write("\nExperiment.stop_at_val_return = -1e9\nExperiment.val_interval = 1\n")  # reached at once
     words = ["--config", "tiny.gin", "Experiment.verbose=False", *ends]
@@ -252,7 +257,7 @@ def test_the_command_that_trains_further_does(ends: list[str], capsys: pytest.Ca
 
 @gin.configurable
 class ShortMaze(TMazePassive):
-    """Gives the length itself, so that a binding of it has no effect."""
+    """Sets the horizon itself, so a binding of it has no effect."""
 
     def __init__(self) -> None:
         super().__init__(horizon=3)
@@ -277,10 +282,10 @@ def named(exp: Experiment, *names: str) -> list[dict[str, float]]:
     return [record for record in metrics(exp.run_dir, with_time=True) if set(names) <= record.keys()]
 
 
-def test_a_test_run_does_one_of_everything_beside_the_real_run(tmp_path: Path) -> None:
+def test_a_test_run_does_one_of_everything_without_touching_the_real_run(tmp_path: Path) -> None:
     real = run(make_experiment(tmp_path, val_timesteps_per_epoch=0))
     before = {path: path.stat().st_mtime_ns for path in real.run_dir.rglob("*")}
-    data = DiskTrajDataset(dset_root=str(tmp_path), dset_name="tiny")  # that of the real run
+    data = DiskTrajDataset(dset_root=str(tmp_path), dset_name="tiny")  # the data of the real run
     exp = make_experiment(
         tmp_path,
         dataset=data,
@@ -307,7 +312,7 @@ def test_a_test_run_does_one_of_everything_beside_the_real_run(tmp_path: Path) -
     assert "24 env steps, 2 updates, one checkpoint, all in" in report(exp)
 
 
-def test_a_dataset_that_is_not_ready_is_told_of(tmp_path: Path) -> None:
+def test_a_dataset_that_is_not_ready_is_reported(tmp_path: Path) -> None:
     exp = run(make_experiment(tmp_path, test_run=True, dataset=DiskTrajDataset(dset_min_size=100)))
     assert "no update (the dataset was not ready for training)" in report(exp)
 
@@ -319,7 +324,9 @@ def test_the_parts_of_a_mixture_are_redirected(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_on_policy_run_has_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_run_of_an_on_policy_agent_includes_all_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["--config", "ppo/cartpole", "--test-run", "FinalTest.timesteps=8"]
     words += ["Experiment.callbacks=[@EpisodeLengthCurriculum]", "EpisodeLengthCurriculum.start=2"]
@@ -332,15 +339,16 @@ def test_an_on_policy_run_has_all_of_it(tmp_path: Path, monkeypatch: pytest.Monk
     (log,) = tmp_path.glob("runs/*-test/logs/metrics.jsonl")
     found = {name: value for line in log.read_text().splitlines() for name, value in json.loads(line).items()}
     assert (found["collect/episode_length"], found["collect/return"]) == (2.0, 2.0)
-    assert found["ppo/return"] > 10  # what is learned from is shaped
+    assert found["ppo/return"] > 10  # training rewards are shaped
     assert found["time/update_ms"] > 0
 
 
 # ---- the test after training ----
 
 
-@pytest.mark.parametrize("setting", ["FinalTest.make_env", "make_val_env"])  # one of its own, or that
-def test_the_test_comes_once_after_training(tmp_path: Path, setting: str) -> None:
+# its own environment, or that of validation
+@pytest.mark.parametrize("setting", ["FinalTest.make_env", "make_val_env"])
+def test_the_final_test_runs_once_after_training(tmp_path: Path, setting: str) -> None:
     env = EnvSpec(CountingEnv, {"length": 2})
     exp = run(make_experiment(tmp_path, **{setting: env, "FinalTest.timesteps": 6}))
     (test,) = named(exp, "test/return")
@@ -350,7 +358,7 @@ def test_the_test_comes_once_after_training(tmp_path: Path, setting: str) -> Non
 
 
 class OtherEnv(CountingEnv):
-    """Has another action more, or another observation."""
+    """Has one more action, or another observation space."""
 
     def __init__(self, obs_space: spaces.Space[Any] | None = None) -> None:
         super().__init__()
@@ -369,7 +377,7 @@ class OtherEnv(CountingEnv):
         (spaces.Dict(observation=CountingEnv().observation_space, more=spaces.Discrete(2)), "'more'"),
     ],
 )
-def test_environments_that_do_not_fit_are_found_before_training(
+def test_environments_that_do_not_fit_are_reported_before_training(
     tmp_path: Path, setting: str, obs_space: Any, words: str
 ) -> None:
     env = EnvSpec(OtherEnv, {"obs_space": obs_space}, env_name="other")
@@ -382,7 +390,7 @@ def test_environments_that_do_not_fit_are_found_before_training(
 # ---- time ----
 
 
-def test_stages_are_divided_by_what_they_were_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_are_divided_by_their_number_of_steps_or_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     timer = StageTimer()
     now = iter([1.0, 2.5, 2.75, 10.0])
     monkeypatch.setattr("loxodon.experiment.collect.collector.time.perf_counter", lambda: next(now))
@@ -402,7 +410,7 @@ def test_stages_are_divided_by_what_they_were_for(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_stages_of_a_run_are_logged_within_their_whole(tmp_path: Path, mode: str) -> None:
+def test_logged_stages_add_up_to_at_most_their_whole(tmp_path: Path, mode: str) -> None:
     exp = run(make_experiment(tmp_path, env_mode=mode, async_env_mp_context="fork"))
     stages = [f"time/{stage}_ms_per_step" for stage in ("policy", "env", "store")]
     for record in (collected := named(exp, *stages)):

@@ -1,4 +1,4 @@
-"""`--seeds`: one run after the other or side by side, whatever becomes of one of them."""
+"""`--seeds`: runs one after the other or in parallel, independent of each other's failures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from loxodon.tools.seeds import run_seeds
 from ..experiment.fakes import TINY, metrics
 from ..experiment.processes import wait_for
 
-# Writes its words to a file called like its seed; seed 1 fails, others end, or with `wait` are told to.
+# Writes its arguments to a file named after its seed. Seed 1 fails; with `wait`, runs must be ended.
 STUB = """
 import sys, time, json, pathlib
 words = sys.argv[1:]
@@ -41,7 +41,7 @@ def seeds_of_stubs(words: list[str], *, parallel: int = 1) -> int:
 
 
 @pytest.mark.parametrize("parallel", [1, 3])
-def test_a_failing_seed_stops_no_other_and_is_told_in_the_end(
+def test_a_failing_seed_does_not_stop_the_others_and_is_reported_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], parallel: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -58,7 +58,7 @@ def test_a_failing_seed_stops_no_other_and_is_told_in_the_end(
 
 
 @pytest.mark.parametrize(("parallel", "begun"), [(1, {"began0"}), (2, {"began0", "began1"})])
-def test_ctrl_c_ends_those_that_run_and_begins_no_other(
+def test_ctrl_c_ends_running_seeds_and_starts_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: int, begun: set[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -79,7 +79,7 @@ def test_ctrl_c_ends_those_that_run_and_begins_no_other(
 def test_runs_can_be_started_through_another_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On another machine the process that asked for it is not its parent, and must not be missed."""
+    """On another machine, the process that asked for a run is not its parent, so runs must not watch it."""
     monkeypatch.chdir(tmp_path)
     stub = "import os; print('BY' in os.environ, 'LOXODON_PARENT' in os.environ)"
     through = parse_run(["--config", "tmaze", "--through", "env BY=srun"]).through
@@ -93,7 +93,7 @@ def test_runs_can_be_started_through_another_program(
     assert main(["--config", "tmaze", "--through", "env BY=srun"]) == 2
 
 
-# As Slurm's srun takes signals: SIGTERM to it kills its job, SIGUSR1 is handed on.
+# Like Slurm's srun: SIGTERM kills its job, and SIGUSR1 is forwarded.
 SRUN = f"""#!{sys.executable}
 import signal, subprocess, sys
 job = subprocess.Popen(sys.argv[2:])
@@ -133,7 +133,7 @@ def test_runs_of_slurm_save_before_they_end(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.slow
 @pytest.mark.forked
-def test_only_runs_go_on_that_have_not_finished(
+def test_only_unfinished_runs_are_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -146,7 +146,7 @@ def test_only_runs_go_on_that_have_not_finished(
     before = metrics(run_dir)
     assert main([*words, "--resume"]) == 0
     assert "tiny-seed3 has finished already\n" in capsys.readouterr().out
-    assert main([*words, "--resume", "Experiment.epochs=2"]) == 0  # further than before
+    assert main([*words, "--resume", "Experiment.epochs=2"]) == 0  # more epochs than before
     assert metrics(run_dir)[: len(before)] == before
     assert metrics(run_dir)[-1]["epoch"] == 2
 
@@ -166,7 +166,9 @@ def test_only_runs_go_on_that_have_not_finished(
         (["--seed", "1", "Experiment.seed = 4"], "set by both --seed 1 and Experiment.seed = 4. Fix:"),
     ],
 )
-def test_seeds_typed_wrong(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_seeds_are_refused(
+    words: list[str], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         parse_run(["--config", "tmaze", *words])
     assert part in capsys.readouterr().err

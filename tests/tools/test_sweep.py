@@ -1,4 +1,4 @@
-"""A sweep: its trials, what is kept of them, and what is wrong with it before any begins."""
+"""A sweep: its trials, their records, and errors that are found before any trial begins."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ..experiment.fakes import TINY
 from ..experiment.processes import wait_for
 
 optuna = pytest.importorskip("optuna", reason="sweeps are an extra")
-# A run of two epochs, with a record and a checkpoint each. Trial 5 is bad and never ends by itself. While
-# there is a file "wait", none gets beyond its first epoch.
+# A run of two epochs with a record and a checkpoint each. Trial 5 is bad and never ends by itself. While a
+# file "wait" exists, no trial gets beyond its first epoch.
 STUB = """
 import json, pathlib, sys, time
 words = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
@@ -59,7 +59,7 @@ def _in_a_folder_with_a_tiny_config(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is built before the trials."""
+    """The dry run before the trials is skipped."""
     monkeypatch.setattr(sweep, "dry_run", lambda config: "")
 
 
@@ -68,7 +68,9 @@ def begun() -> list[str]:
 
 
 @pytest.mark.usefixtures("unbuilt")
-def test_a_sweep_goes_on_where_it_was_prunes_and_writes_the_best(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_continues_where_it_was_prunes_and_writes_the_best(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     Path("wait").touch()
     thread = threading.Thread(
         target=lambda: [wait_for(lambda: len(begun()) == 2), os.kill(os.getpid(), signal.SIGINT)]
@@ -80,12 +82,12 @@ def test_a_sweep_goes_on_where_it_was_prunes_and_writes_the_best(capsys: pytest.
     (study,) = optuna.get_all_study_summaries(f"sqlite:///{Path('sweeps/tiny/study.db')}")
     assert study.n_trials == 2
 
-    assert main([*WORDS, "--trials", "6", "--seed", "0"]) == 2  # not the same sweep
+    assert main([*WORDS, "--trials", "6", "--seed", "0"]) == 2  # another sweep
     assert "holds another sweep" in capsys.readouterr().err
     assert main([*WORDS, "--trials", "6", "--through", "nice -n 1"]) == 0
     numbers = [0, 1, *range(6)]
     assert sorted(begun()) == sorted(f"trial-{number}" for number in numbers)
-    for trial in ("trial-0", "trial-1"):  # which were interrupted
+    for trial in ("trial-0", "trial-1"):  # the interrupted ones
         lines = Path("sweeps/tiny/runs", trial, "logs/metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["epoch"] for line in lines] == [0, 1]
     printed = capsys.readouterr().out
@@ -103,7 +105,7 @@ def test_a_sweep_goes_on_where_it_was_prunes_and_writes_the_best(capsys: pytest.
 
 
 @pytest.mark.usefixtures("unbuilt")
-def test_it_stops_when_nothing_but_failures_is_to_be_expected(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_stops_if_every_trial_fails(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*WORDS[:-1], "Experiment.batch_size=3", "-o", "here"]
     assert main([*words, "--trials", "9"]) == 1
     assert begun() == ["trial-0", "trial-1", "trial-2"]
@@ -122,11 +124,12 @@ def test_it_stops_when_nothing_but_failures_is_to_be_expected(capsys: pytest.Cap
         (["Experiment.epochs=uniform(1,2)"], "`Experiment.epochs=uniform(1,2)`: "),
         (["Experiment.env_mode=choice(asink,sync)"], "'asink'"),
         (["Experiment.learning_rate=log(1,0.1)"], "Fix: write log(1e-5,1e-3), "),
-        ([SEARCHED[0], "KShotWrapper.num_attempts=2"], "`KShotWrapper.num_attempts=2`"),  # nobody reads it
+        # no class uses this setting
+        ([SEARCHED[0], "KShotWrapper.num_attempts=2"], "`KShotWrapper.num_attempts=2`"),
         (["Experiment.learning_rate=0.1"], "A sweep needs a parameter to search"),
     ],
 )
-def test_settings_typed_wrong_are_told_before_any_trial(
+def test_impossible_settings_are_reported_before_any_trial(
     words: list[str], part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--config", "tiny.gin", "--trials", "1", *words]) == 2
@@ -138,9 +141,7 @@ def test_settings_typed_wrong_are_told_before_any_trial(
 
 @pytest.mark.usefixtures("unbuilt")
 @pytest.mark.parametrize("what", ["text", "damaged", "folder"])
-def test_an_account_that_cannot_be_read_is_one_clear_error(
-    what: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unreadable_database_is_one_clear_error(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     place = Path("sweep/study.db")
     place.parent.mkdir()
     if what == "folder":
@@ -152,7 +153,7 @@ def test_an_account_that_cannot_be_read_is_one_clear_error(
     assert begun() == []
 
 
-def test_spaces_as_typed() -> None:
+def test_search_spaces_are_parsed() -> None:
     choices = parse_space("A.b=choice(8, (1, 2), @Name)")
     assert choices == ("A.b", optuna.distributions.CategoricalDistribution(["8", "(1, 2)", "@Name"]))
     assert parse_space("A.b=int(1,8)") == ("A.b", optuna.distributions.IntDistribution(1, 8))

@@ -1,7 +1,7 @@
 """The command line of `loxodon data`: words in, exit status out.
 
 ls              what a folder of trajectories holds
-show            one trajectory as a table, and as a picture
+show            one trajectory as a table
 check           read every file completely, and compare what they look like
 convert         the same trajectories in another file format
 export-minari   and import-minari: to and from Farama's standard for offline data
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
-import importlib.util
 import os
 import random
 import sys
@@ -23,7 +22,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 import rich.progress
 from rich import box, filesize
 from rich.console import Console
@@ -49,12 +47,6 @@ _COMPRESSION_AT, _STORED = 8, b"\0\0"  # of the first member of a zip: byte offs
 _DEFAULT_ROWS = 20
 _MAX_SHOWN_NUMBERS = 4  # of an observation or action in the table; of more, the first three and the last
 MAX_LOW_DIMENSIONS = 64  # numbers per timestep; an observation with more is only named
-_DEFAULT_PLOT = Path("<FILE>.png")
-_MAX_LINES = 8  # curves in one panel; more become an image, one line of pixels each
-_MAX_PANELS = 8  # of observations
-_MAX_MARKED = 60  # transitions; in longer trajectories points would cover each other
-_WIDTH_INCHES, _PANEL_INCHES = 9.0, 1.9
-_REWARD_COLOR, _RETURN_COLOR = "#4c72b0", "#c44e52"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -101,21 +93,11 @@ def _parser() -> argparse.ArgumentParser:
 
     ls = commands.add_parser("ls", help="what a run, dataset, buffer or other folder holds")
     ls.add_argument("folder", type=Path, metavar="FOLDER")
-    amount = ls.add_mutually_exclusive_group()
-    amount.add_argument("--quick", action="store_true", help="open no file: no timesteps and returns")
-    amount.add_argument("--all", action="store_true", help=f"open every file, also beyond {MAX_OPENED:,}")
+    ls.add_argument("--all", action="store_true", help=f"open every file, also beyond {MAX_OPENED:,}")
     ls.set_defaults(run=_ls)
 
-    show = commands.add_parser("show", help="one trajectory as a table, and as a picture")
+    show = commands.add_parser("show", help="one trajectory as a table")
     show.add_argument("file", type=Path, metavar="FILE")
-    show.add_argument(
-        "--plot",
-        type=Path,
-        nargs="?",
-        const=_DEFAULT_PLOT,
-        metavar="OUT.png",
-        help="draw rewards, actions and low-dimensional observations, here if no name is given",
-    )
     show.add_argument("--rows", type=int, default=_DEFAULT_ROWS, metavar="N", help="rows of the table")
     show.set_defaults(run=_show)
 
@@ -227,9 +209,7 @@ class _Summary:
 
 
 def format_of(path: Path) -> str:
-    """The format of a trajectory file: its suffix, and for npz whether it is compressed."""
-    if path.suffix == ".traj":
-        return "traj"
+    """The format of a trajectory file, by whether its first array is compressed."""
     with path.open("rb") as file:
         compression = file.read(_COMPRESSION_AT + len(_STORED))[_COMPRESSION_AT:]
     return "npz" if compression == _STORED else "npz-compressed"
@@ -239,11 +219,6 @@ def _ls(args: argparse.Namespace) -> bool:
     found = find_files(args.folder)
     _print_places(found)
     if not found.files:
-        return False
-    if args.quick:
-        envs = Counter(file.name.env_name for file in found.files)
-        _print_table(["env", "files"], [[name, f"{count:,}"] for name, count in envs.most_common()])
-        _say_counts("formats", Counter(file.path.suffix.removeprefix(".") for file in found.files))
         return False
     files: Sequence[FoundFile] = found.files
     if len(files) > MAX_OPENED and not args.all:
@@ -337,10 +312,6 @@ def _show(args: argparse.Namespace) -> bool:
         _print_rows(traj, args.rows)
         _say("")
         _say("a row holds o_t, the action taken there, and the reward and done flag that came of it")
-    if args.plot is not None:
-        target = Path(f"{args.file.stem}.png") if args.plot == _DEFAULT_PLOT else args.plot
-        _plot(traj, target, args.file.name)
-        _say(f"plot written to {target}")
     return False
 
 
@@ -383,56 +354,6 @@ def _numbers_text(values: Array) -> str:
     if len(texts) > _MAX_SHOWN_NUMBERS:
         texts[_MAX_SHOWN_NUMBERS - 1 : -1] = [".."]
     return " ".join(texts)
-
-
-def _plot(traj: Trajectory, target: Path, title: str) -> None:
-    """Draw rewards, actions and observations of few numbers over time."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ImportError("Plots need matplotlib, which is not installed. Fix: pip install matplotlib.")
-    # The object interface: pyplot would keep global state and may look for a screen.
-    from matplotlib.figure import Figure
-
-    low = dict(list(_low_dimensional(traj).items())[:_MAX_PANELS])
-    times, rewards = traj.time_idxs[:, 0], traj.rews[:, 0]
-    returns = np.cumsum(rewards, dtype=np.float64)
-    figure = Figure(figsize=(_WIDTH_INCHES, _PANEL_INCHES * (2 + len(low)) + 0.6), layout="constrained")
-    axes = figure.subplots(2 + len(low), 1, sharex=True, squeeze=False)[:, 0]
-    axes[0].vlines(times[1:], 0, rewards, color=_REWARD_COLOR, linewidth=1.5)
-    axes[0].set_ylabel("reward", fontsize=9, color=_REWARD_COLOR)
-    cumulative = axes[0].twinx()
-    cumulative.plot(times[1:], returns, color=_RETURN_COLOR, linewidth=1.5)
-    cumulative.set_ylabel("return", fontsize=9, color=_RETURN_COLOR)
-    titles = [f"reward and cumulative return (final {returns[-1]:.4g})", "action", *low]
-    _draw_numbers(axes[1], times[:-1], _actions(traj))
-    for axis, value in zip(axes[2:], low.values(), strict=True):
-        _draw_numbers(axis, times, value)
-    for axis, text in zip(axes, titles, strict=True):
-        axis.set_title(text, fontsize=10, loc="left")
-        axis.grid(alpha=0.25)
-        if traj.dones[-1, 0]:
-            axis.axvline(times[-1], color="black", linewidth=1, linestyle=":")
-    axes[-1].set_xlabel("time index in the episode (dotted line: termination)", fontsize=9)
-    axes[-1].set_xlim(times[0] - 0.5, times[-1] + 0.5)
-    figure.suptitle(f"{title}\n{len(traj):,} transitions, {_ending_text(traj)}", fontsize=10)
-    try:
-        figure.savefig(target, dpi=120)
-    except ValueError as error:
-        raise ValueError(f"{target} cannot be drawn: {error}. Fix: end the name with .png.") from error
-
-
-def _draw_numbers(axis: Any, times: npt.NDArray[np.int64], value: Array) -> None:
-    """A few numbers per timestep as curves, many as an image, one line of pixels each."""
-    width = value.shape[1]
-    if width <= _MAX_LINES:
-        marker = "o" if len(times) <= _MAX_MARKED else ""
-        curves = axis.plot(times, value, linewidth=1.1, marker=marker, markersize=3)
-        if width > 1:
-            axis.legend(curves, range(width), fontsize=7, ncols=width, loc="lower right", frameon=False)
-        return
-    extent = (times[0] - 0.5, times[-1] + 0.5, width - 0.5, -0.5)
-    image = axis.imshow(value.T, aspect="auto", interpolation="nearest", extent=extent, cmap="viridis")
-    axis.set_ylabel("index", fontsize=9)
-    axis.figure.colorbar(image, ax=axis, pad=0.01)
 
 
 # ---- check ----
@@ -511,15 +432,9 @@ def _convert(args: argparse.Namespace) -> bool:
         _say(f"broken, left out: {reason}")
     before = sum(file.size_bytes for file in found.files if file.path not in broken)
     _say(
-        f"{len(found.files) - len(broken):,} files written to {args.target} as {args.to} and read back: "
+        f"{len(found.files) - len(broken):,} files written to {args.target} as {args.to}: "
         f"{filesize.decimal(before)} became {filesize.decimal(num_bytes)}"
     )
-    if args.to != "traj":
-        _say(
-            "AMAGO 3.x reads these files, but not all that is in them: it takes no policy version, no "
-            "extras, no difference between one-hot and continuous actions, and env names as they are in the "
-            "file names (docs/file_formats.md)"
-        )
     return bool(broken)
 
 
@@ -528,17 +443,9 @@ def _convert(args: argparse.Namespace) -> bool:
 
 def _export(args: argparse.Namespace) -> bool:
     files = require_files(args.folder).files
-    report = export_minari([file.path for file in files], args.dataset_id, args.env, _track("exporting"))
-    _say(
-        f"{args.dataset_id}: {report.num_episodes:,} episodes, {report.num_timesteps:,} timesteps, from "
-        f"{len(files):,} files"
-    )
-    if report.num_joined:
-        _say(f"{report.num_joined:,} files were joined to the piece of the episode that precedes them")
-    if report.num_headless:
-        _say(f"{report.num_headless:,} episodes begin in the middle: their first pieces are not here")
-    if report.num_truncated:
-        _say(f"{report.num_truncated:,} episodes end without termination and are marked as truncated there")
+    paths = [file.path for file in files]
+    episodes, timesteps = export_minari(paths, args.dataset_id, args.env, _track("exporting"))
+    _say(f"{args.dataset_id}: {episodes:,} episodes, {timesteps:,} timesteps, from {len(files):,} files")
     if args.env is None:
         _say(
             "without --env, observations are unbounded in the dataset and actions are those of the policy "

@@ -1,4 +1,4 @@
-"""The same trajectories in another file format."""
+"""The same trajectories in the other file format."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ...data.errors import BrokenTrajectoryError
-from ...data.files import TrajectoryName, format_name, load_trajectory, parse_name, save_trajectory
-from ...data.foreign import to_arrays
-from ...data.trajectory import Trajectory
+from ...data.files import format_name, load_trajectory, parse_name, save_trajectory
 from .find import Found, FoundFile
-
-_SUFFIXES = (".npz", ".traj")
 
 
 def convert(
     found: Found, target: Path, save_as: str, *, force: bool, track: Callable[[Any], Any] = iter
 ) -> tuple[int, dict[Path, str]]:
-    """Write all files anew and read every one back, each in the same subfolder as before.
+    """Write all files anew, each in the same subfolder as before.
 
     Args:
         found: what to convert.
@@ -30,88 +26,47 @@ def convert(
 
     Returns: bytes written, and why some files were left out.
     """
-    targets = _targets(found, target, save_as)
-    if not force:
-        _refuse_to_overwrite(targets)
+    root = found.root if found.root.is_dir() else found.root.parent
+    _check_target(target, root)
+    files = [(file, target / os.path.relpath(file.path.parent, root)) for file in found.files]
+    _check_names(files, force)
     broken: dict[Path, str] = {}
     num_bytes = 0
-    for file, folder in track(targets):
+    for file, folder in track(files):
         try:
             traj = load_trajectory(file.path)
         except (BrokenTrajectoryError, OSError) as error:
             broken[file.path] = str(error)
-        else:
-            num_bytes += _save_converted(file, traj, folder, save_as).stat().st_size
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        _, traj_id, unix_time = file.name
+        path = save_trajectory(folder, traj, save_as=save_as, traj_id=traj_id, unix_time=unix_time)
+        num_bytes += path.stat().st_size
     return num_bytes, broken
 
 
-def _save_converted(file: FoundFile, traj: Trajectory, folder: Path, save_as: str) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    name = file.name
-    path = save_trajectory(folder, traj, save_as=save_as, traj_id=name.traj_id, unix_time=name.unix_time)
-    if difference := describe_difference(traj, load_trajectory(path)):
-        path.unlink()
-        raise OSError(
-            f"{path}, written from {file.path}, came back with a different {difference}, and was deleted. "
-            "Fix: check the disk; if it is sound, this is a bug."
-        )
-    for suffix in _SUFFIXES:  # with --force, the same trajectory may be there in another format
-        if suffix != path.suffix:
-            path.with_suffix(suffix).unlink(missing_ok=True)
-    return path
-
-
-def describe_difference(one: Trajectory, other: Trajectory) -> str | None:
-    """The first array in which two trajectories differ, or None."""
-    arrays, others = to_arrays(one), to_arrays(other)
-    if arrays.keys() != others.keys():
-        return f"set of arrays ({', '.join(sorted(arrays.keys() ^ others.keys()))})"
-    for name, array in arrays.items():
-        value = others[name]
-        if (value.dtype, value.shape) != (array.dtype, array.shape) or value.tobytes() != array.tobytes():
-            return name
-    return None
-
-
-def _targets(found: Found, target: Path, save_as: str) -> list[tuple[FoundFile, Path]]:
-    """Each file and the folder it goes to."""
-    if target.suffix in _SUFFIXES or target.is_file():
+def _check_target(target: Path, root: Path) -> None:
+    if target.suffix == ".npz" or target.is_file():
         raise ValueError(
             f"{target} looks like a file, but convert writes into a folder, where every file keeps its name. "
             f"Fix: give {target.parent / 'converted'}, for example."
         )
-    root = found.root if found.root.is_dir() else found.root.parent
     if root.resolve() == target.resolve():
         raise ValueError(
             f"{target} is where the files are: it would hold every trajectory twice. Fix: give another "
             "folder, and delete or move the old one afterwards."
         )
-    for file in found.files:
+
+
+def _check_names(files: Sequence[tuple[FoundFile, Path]], force: bool) -> None:
+    for file, folder in files:
         if parse_name(file.path.name) is None:
             raise ValueError(
-                f"{file.path} is not named <env>_<id>_<unix time>.npz or .traj, so it has no id and time to "
-                "keep. Fix: rename it, for example to "
-                f"{format_name('env', '00000001', file.name.unix_time, save_as)}."
+                f"{file.path} is not named <env>_<id>_<unix time>.npz, so it has no id and time to keep. "
+                f"Fix: rename it, for example to {format_name('env', '00000001', file.name.unix_time)}."
             )
-    return [(file, target / os.path.relpath(file.path.parent, root)) for file in found.files]
-
-
-def _refuse_to_overwrite(targets: Sequence[tuple[FoundFile, Path]]) -> None:
-    """Raise FileExistsError if a trajectory, whatever its format, is in its target folder already."""
-    folders = {folder for _, folder in targets if folder.is_dir()}
-    present = {
-        (folder, *_identity(name))
-        for folder in folders
-        for path in folder.iterdir()
-        if (name := parse_name(path.name))
-    }
-    for file, folder in targets:
-        if (folder, *_identity(file.name)) in present:
+        if not force and (folder / format_name(*file.name)).exists():
             raise FileExistsError(
                 f"{folder} holds {file.path.stem} already. Fix: give an empty folder, or overwrite with "
                 "--force."
             )
-
-
-def _identity(name: TrajectoryName) -> tuple[str, str]:
-    return name.traj_id, f"{name.unix_time:.6f}"

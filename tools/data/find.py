@@ -82,7 +82,7 @@ def require_files(root: Path) -> Found:
     found = find_files(root)
     if not found.files:
         raise FileNotFoundError(
-            f"{root} holds no trajectory files (named <env>_<id>_<unix time>.npz or .traj). "
+            f"{root} holds no trajectory files (named <env>_<id>_<unix time>.npz). "
             "Fix: give a folder that does, or collect into this one first."
         )
     return found

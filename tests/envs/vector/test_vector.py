@@ -18,7 +18,7 @@ NUM_ENVS = 5
 
 
 def expected_stream(seeds: list[int], actions: np.ndarray) -> Iterator[tuple[Any, ...]]:
-    """What the scripted environments must give, from a plain loop."""
+    """The expected stream of the scripted environments, from a plain loop."""
     envs = [ScriptedEnv() for _ in seeds]
     for env, seed in zip(envs, seeds, strict=True):
         env.reset(seed=seed)
@@ -38,7 +38,7 @@ def expected_stream(seeds: list[int], actions: np.ndarray) -> Iterator[tuple[Any
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_streams_equal_a_plain_loop(kind: str, opened: Any) -> None:
-    """Observations, rewards, ends, final observations, metrics, names and frames; spaces and dtypes, too."""
+    """Observations, rewards, ends, final observations, metrics, names, frames, spaces and dtypes agree."""
     has_own_batch = kind in VECTORIZED_MODES
     env = opened(kind, [EnvSpec(ScriptedEnv, {"num_names": 2})] * NUM_ENVS)
     assert env.num_envs == NUM_ENVS
@@ -72,7 +72,7 @@ def test_streams_equal_a_plain_loop(kind: str, opened: Any) -> None:
         kept.append((rewards, want_flags[0], names, list(names)))
         if not has_own_batch:
             assert names == [f"scripted{int(episode) % 2}" for episode in want_obs[:, 1]]
-    assert min(seen.values()) > 5  # both ways of ending were really exercised
+    assert min(seen.values()) > 5  # both kinds of ending occurred
     for rewards, expected_rewards, names, names_then in kept:  # only observations are reused
         np.testing.assert_array_equal(rewards, expected_rewards)
         assert names == names_then
@@ -80,7 +80,7 @@ def test_streams_equal_a_plain_loop(kind: str, opened: Any) -> None:
         assert [frame.tolist() for frame in env.render()] == [[[t] * 2] * 2 for t in want_obs[:, 2]]
 
 
-def test_seed_list_and_wrong_length(opened: Any) -> None:
+def test_a_list_of_seeds_must_have_one_per_row(opened: Any) -> None:
     env = opened("fork", [EnvSpec(ScriptedEnv)] * 3)
     obs, _ = env.reset(seed=[4, 9, None])
     np.testing.assert_array_equal(obs["observation"][:, 0], [4, 9, 0])
@@ -89,7 +89,7 @@ def test_seed_list_and_wrong_length(opened: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "fork"])
-def test_box_actions_and_nested_observations(kind: str, opened: Any) -> None:
+def test_box_actions_and_nested_observations_are_supported(kind: str, opened: Any) -> None:
     obs_space = gym.spaces.Dict(
         {
             "image": gym.spaces.Box(0, 255, (2, 2, 3), np.uint8),
@@ -111,8 +111,8 @@ def test_box_actions_and_nested_observations(kind: str, opened: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "fork", "spawn"])
-def test_a_different_callable_for_every_actor(kind: str, opened: Any) -> None:
-    """One actor is a class, one a function, one a recipe with a fixed name; names follow the episodes."""
+def test_every_actor_may_have_its_own_callable(kind: str, opened: Any) -> None:
+    """The actors are a class, a function, and a recipe with a fixed name; names change with episodes."""
     own = EnvSpec(ScriptedEnv, {"gain": 3.0}, env_name="own")
     makers = [SubclassOfScripted, make_scripted, EnvSpec(ScriptedEnv, {"num_names": 3}), own]
     env = opened(kind, [resolve_env(maker) for maker in makers])
@@ -121,7 +121,7 @@ def test_a_different_callable_for_every_actor(kind: str, opened: Any) -> None:
     seen = {tuple(env.env_names)}
     for _ in range(12):
         _, rewards, *_ = env.step(np.zeros(4, np.int64))
-        assert rewards[3] % 30 == 0  # the gain of this one alone
+        assert rewards[3] % 30 == 0  # only this one has a gain
         seen.add(tuple(env.env_names))
     assert {names[2] for names in seen} == {"scripted0", "scripted1", "scripted2"}
     assert {names[:2] + names[3:] for names in seen} == {("scripted0", "scripted0", "own")}
@@ -137,7 +137,7 @@ def test_disagreeing_spaces_are_refused(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "changes_within"), [("sync", True), ("fork", True), ("fork", False), ("spawn", False)]
 )
-def test_text_observations(kind: str, changes_within: bool, opened: Any) -> None:
+def test_text_observations_stay_strings(kind: str, changes_within: bool, opened: Any) -> None:
     env = opened(kind, [EnvSpec(MissionEnv, {"changes_within": changes_within})] * 3)
     assert env.text_keys == ("mission",)
     obs, _ = env.reset(seed=4)
@@ -158,7 +158,7 @@ def test_text_observations(kind: str, changes_within: bool, opened: Any) -> None
     assert num_ended > 6
 
 
-def test_text_of_a_foreign_space_and_alone(opened: Any) -> None:
+def test_text_of_a_foreign_space_or_alone_stays_text(opened: Any) -> None:
     env = opened("fork", [EnvSpec(MissionEnv, {"space": WordSpace()})] * 2)
     assert env.reset(seed=0)[0]["mission"].tolist() == ["go to room 0.0", "go to room 1.0"]
     text_alone = {"action_space": gym.spaces.Discrete(2), "observation_space": gym.spaces.Text(4)}

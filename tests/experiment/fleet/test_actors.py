@@ -1,4 +1,4 @@
-"""`--actors N`: a learner and its actors as a user starts them, and as they are killed."""
+"""`--actors N`: a learner and its actors, as a user starts and kills them."""
 
 from __future__ import annotations
 
@@ -46,14 +46,16 @@ LONG = ["Experiment.epochs=100000", "Experiment.val_interval=None", "Experiment.
         (["--actors", "two"], "invalid int value: 'two'. Fix: "),
     ],
 )
-def test_wrong_command_lines(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_command_lines_are_refused(
+    words: list[str], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["--config", "tmaze", *words])
     assert stopped.value.code == 2
     assert part in capsys.readouterr().err
 
 
-def test_the_config_shows_where_the_mode_comes_from_and_is_checked_as_usual(
+def test_the_config_shows_the_source_of_the_mode_and_is_checked_as_usual(
     tiny: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--config", "tiny.gin", "--actors", "2", "--print-config", "--check"]) == 0
@@ -65,7 +67,7 @@ def test_the_config_shows_where_the_mode_comes_from_and_is_checked_as_usual(
     assert not tiny.run_dir.exists()
 
 
-def test_an_actor_gets_the_words_of_its_learner() -> None:
+def test_an_actor_gets_the_command_line_of_its_learner() -> None:
     words = shlex.split("--config a.gin A.b=1 --actors=4 --resume --seed 3 --mode learn --run-name x")
     words += ["Experiment.val_interval=5", "Experiment.mode=learn"]
     made = ActorSpec(words, 2).words()
@@ -84,7 +86,7 @@ def test_an_actor_gets_the_words_of_its_learner() -> None:
 @pytest.mark.parametrize(
     ("preset", "typed", "ratio"),
     [
-        ("tmaze", [], 50 / 612),  # the preset sets None, which is for one process
+        ("tmaze", [], 50 / 612),  # the preset sets None, which is meant for one process
         ("tmaze", ["Experiment.replay_ratio=None"], None),
         ("tmaze", ["Experiment.replay_ratio=0.2"], 0.2),
         ("recall", [], 0.04),
@@ -109,7 +111,7 @@ def test_threads_and_workers_of_actors_can_be_chosen() -> None:
         assert not any("num_workers" in word for word in ActorSpec([], 10_000).words(num_per_machine=10_000))
 
 
-def test_actors_do_not_take_themselves_for_ranks_of_the_learner() -> None:
+def test_actors_do_not_mistake_themselves_for_ranks_of_the_learner() -> None:
     launched = {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "a", "ACCELERATE_USE_FSDP": "1"}
     kept = {"ACCELERATE_USE_CPU": "1", "PATH": "p", "OMP_NUM_THREADS": "2"}
     made = actor_environment({**launched, **kept})
@@ -119,7 +121,7 @@ def test_actors_do_not_take_themselves_for_ranks_of_the_learner() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_actors_see_no_gpu_unless_they_are_asked_to_use_it(
+def test_actors_see_no_gpu_unless_asked_to_use_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
@@ -142,7 +144,7 @@ def test_actors_see_no_gpu_unless_they_are_asked_to_use_it(
     assert "--actor-device" not in here.command
 
 
-def test_actors_on_the_cpu_have_no_precision_of_gpus() -> None:
+def test_actors_on_the_cpu_do_not_use_fp16() -> None:
     with cleared_config():
         gin.bind_parameter("Experiment.mixed_precision", "fp16")
         assert (
@@ -157,13 +159,13 @@ def test_actors_on_the_cpu_have_no_precision_of_gpus() -> None:
 
 
 def some_live(output: str) -> bool:
-    """Whether an actor that this learner has started is still there; the pid of a dead one may be taken."""
+    """True if an actor of this learner is still running; the pid of a dead one may have been reused."""
     own = {int(pid) for pid in actor_pids(output)}
     return any(p.pid in own and p.info["status"] != "zombie" for p in psutil.process_iter(["status"]))
 
 
 def run_script(*words: str) -> subprocess.Popen[bytes]:
-    """examples/run.py with these words; it prints to output.txt."""
+    """Run examples/run.py with these arguments; its output goes to output.txt."""
     with Path("output.txt").open("wb") as file:
         command = [sys.executable, str(SCRIPT), "--config", "tiny.gin", *words]
         return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
@@ -175,7 +177,7 @@ def actor_pids(text: str) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_killed_actor_comes_back_and_all_end_with_a_learner_that_is_killed(tiny: Any) -> None:
+def test_a_killed_actor_is_restarted_and_all_end_when_the_learner_is_killed(tiny: Any) -> None:
     learner, output = run_script("--actors", "1", "--seed", "1", *LONG), Path("output.txt").read_text
     wait_for(lambda: len(tiny.actors()) == 1, learner)
     os.kill(actor_pids(output())[0], signal.SIGKILL)
@@ -188,12 +190,12 @@ def test_a_killed_actor_comes_back_and_all_end_with_a_learner_that_is_killed(tin
     wait_for(lambda: not some_live(output()))
     assert "all finished trajectories are stored" in (tiny.run_dir / "logs/actors/actor_0.log").read_text()
     told = [str(tiny.records(name)[:5]) for name in tiny.actors()]
-    assert len(set(told)) == 2  # each its own luck
+    assert len(set(told)) == 2  # the random numbers of the actors differ
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_actors_end_with_their_run_and_a_new_one_begins_with_its_own_data(
+def test_actors_end_with_their_run_and_a_new_run_begins_with_its_own_data(
     tiny: Any, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert main(["--config", "tiny.gin", "--actors", "1"]) == 0
@@ -225,7 +227,7 @@ def test_actors_end_with_their_run_and_a_new_one_begins_with_its_own_data(
 def test_actors_that_cannot_work_end_the_run_with_their_error(
     tiny: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The learner does not collect here, so the wrapper that only actors build fails in them alone."""
+    """The learner does not collect, so only actors build the wrapper that fails."""
     Path("broken_noise.py").write_text(
         "import gin\nfrom loxodon.envs import EpsilonGreedy\n"
         "@gin.configurable\nclass BrokenNoise(EpsilonGreedy):\n"

@@ -1,4 +1,4 @@
-"""The launchers for more machines, on one: submitit's local executor and a Ray cluster of this machine."""
+"""Launchers for several machines, tested on one: submitit's local executor and a local Ray cluster."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def has(package: str) -> bool:
 
 
 @pytest.mark.parametrize(("backend", "package"), [("slurm", "submitit"), ("ray", "ray")])
-def test_a_missing_package_is_named_with_the_line_that_installs_it(
+def test_an_error_without_the_package_says_how_to_install_it(
     tiny: Any, backend: str, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
@@ -54,7 +54,7 @@ def test_a_wrong_config_is_refused_before_anything_is_submitted(capsys: pytest.C
 # ---- Slurm ----
 
 
-def test_what_is_asked_of_slurm(
+def test_slurm_is_asked_for_the_documented_resources(
     tiny: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make, executor = mock.Mock(), mock.MagicMock()
@@ -79,7 +79,7 @@ def test_what_is_asked_of_slurm(
     assert both.items() <= for_actor.items()
     assert (for_learner["gpus_per_node"], for_actor["gpus_per_node"]) == (2, 0)
     assert (for_learner["cpus_per_task"], for_actor["cpus_per_task"]) == (8, 3)
-    executor.batch.assert_called_once()  # one array
+    executor.batch.assert_called_once()  # one array job
     assert actor.environment["CUDA_VISIBLE_DEVICES"] == ""
     assert "CUDA_VISIBLE_DEVICES" not in learner.environment
     assert (
@@ -88,7 +88,7 @@ def test_what_is_asked_of_slurm(
 
 
 @pytest.mark.skipif(not has("submitit"), reason="needs submitit")
-def test_a_job_that_is_queued_again_resumes_what_there_is(tmp_path: Path) -> None:
+def test_a_requeued_job_resumes_from_its_checkpoints(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     learner = SlurmJob(main, ["--actors", "1"], run_dir, tmp_path)
     assert learner.checkpoint().function.words == ["--actors", "1"]
@@ -116,11 +116,11 @@ def test_slurm_jobs_train(tiny: Any, capfd: pytest.CaptureFixture[str]) -> None:
     )
     assert found, printed
     results = [tiny.run_dir / "logs" / "slurm" / job / f"{job}_0_result.pkl" for job in found.groups()]
-    wait_for(lambda: all(path.exists() for path in results), limit_s=150.0)  # a whole run
+    wait_for(lambda: all(path.exists() for path in results), limit_s=150.0)  # this is a whole run
     tiny.assert_it_has_trained(updates=8, num_actors=1)
     log = (results[0].parent / f"{found[1]}_0_log.out").read_text()
     assert "python -m loxodon.tools.launch --backend slurm --config tiny.gin" in log
-    # An actor whose turn comes only now has nothing left to do.
+    # An actor that starts only now has nothing left to do.
     late = SlurmJob(lambda *_, **__: pytest.fail("was run"), ["--mode", "collect"], tiny.run_dir, Path.cwd())
     assert late() == 0
     for_another_run = SlurmJob(
@@ -145,14 +145,14 @@ def test_ray_actors_train(
     assert tiny.actors()
     log = (tiny.run_dir / "logs/actors/ray_pool_0.log").read_text()
     assert "actor 0 started: process" in log
-    assert "usage stats" not in log.lower()  # it reports nothing home
+    assert "usage stats" not in log.lower()  # Ray sends no usage statistics
     assert "--backend ray --ray-address local --config tiny.gin" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not has("ray"), reason="needs ray")
-def test_a_command_runs_on_ray_and_is_told_to_end(tmp_path: Path) -> None:
+def test_a_command_runs_on_ray_and_is_asked_to_end(tmp_path: Path) -> None:
     stub = (
         "import os, pathlib, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path('saved').touch(), sys.exit(7)))\n"
@@ -178,7 +178,7 @@ def test_a_command_runs_on_ray_and_is_told_to_end(tmp_path: Path) -> None:
     assert (tmp_path / "saved").exists()
 
 
-def test_an_optional_package_that_is_broken_itself_is_not_called_missing(
+def test_a_broken_optional_package_is_not_reported_as_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "half_a_package.py").write_text("import nothing_of_this_name")

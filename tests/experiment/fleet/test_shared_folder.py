@@ -23,10 +23,10 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_folder, "_POLL_S", 0.01)
 
 
-def test_a_process_in_another_folder_says_which_both_see(tmp_path: Path) -> None:
+def test_a_process_in_another_folder_names_both_folders(tmp_path: Path) -> None:
     ours, copy = tmp_path / "ours", tmp_path / "copy"
     expected, host = write_token(ours), socket.gethostname()
-    assert write_token(ours) == expected  # for each process that is started
+    assert write_token(ours) == expected  # every process that is started writes it again
     check_folder(ours, expected)
     check_folder(tmp_path / "anywhere", None)  # a process that was started by hand
     (tmp_path / "empty").mkdir()
@@ -39,9 +39,7 @@ def test_a_process_in_another_folder_says_which_both_see(tmp_path: Path) -> None
     assert not (tmp_path / "missing").exists()
 
 
-def test_a_folder_that_becomes_visible_late_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_appears_late_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_folder, "VISIBLE_WITHIN_S", 20.0)
     expected = write_token(tmp_path / "remote")
     timer = threading.Timer(0.1, lambda: shutil.copytree(tmp_path / "remote", tmp_path / "here"))
@@ -57,7 +55,7 @@ def test_an_actor_that_does_not_see_the_folder_ends_and_leaves_nothing_behind(
     assert main(["--config", "tiny.gin", "--mode", "collect"]) == 2
     error = capsys.readouterr().err
     assert f"which is {socket.gethostname()}:{tiny.run_dir.parent}/of_the_learner" in error
-    assert "tiny.gin:" not in error  # no line of it is wrong
+    assert "tiny.gin:" not in error  # no line of the config is wrong
     assert not tiny.run_dir.exists()
 
 
@@ -72,7 +70,7 @@ def test_a_ray_worker_that_does_not_see_the_folder_starts_nothing(tmp_path: Path
     assert not elsewhere.exists()
 
 
-def test_a_slurm_job_hands_the_token_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slurm_job_passes_the_token_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "that of the shell")
     seen: list[str | None] = []
 

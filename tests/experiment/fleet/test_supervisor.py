@@ -1,4 +1,4 @@
-"""Actors that die, hang and are left behind; here they are scripts of a few lines."""
+"""Supervision of actors that die, hang or outlive their learner; the actors are scripts of a few lines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOREVER = "import time; print('at work', flush=True); time.sleep(600)"
 
 
 class Fleet:
-    """A supervisor and what it said and asked for."""
+    """A supervisor, with its messages and requests."""
 
     def __init__(self, folder: Path, code: str, num_actors: int = 1, **changes: Any) -> None:
         self.lines: list[str] = []
@@ -54,7 +54,7 @@ class Fleet:
 
 
 def is_alive(pid: int) -> bool:
-    """Zombies, which nobody waits for in a container, count as gone."""
+    """Zombies, which nobody waits for in a container, do not count as alive."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
@@ -81,14 +81,14 @@ def test_actors_that_keep_failing_wait_longer_each_time_and_are_given_up_with_th
     assert (tmp_path / "actor_0.log").read_text().count("==== start ") == 4
 
 
-def test_a_wrong_config_is_not_tried_again(tmp_path: Path) -> None:
+def test_an_actor_with_an_impossible_config_is_not_restarted(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, "raise SystemExit(2)")
     with fleet.supervisor:
         wait_for(lambda: fleet.has_failed)
     assert len(fleet.pids()) == 1
 
 
-def test_a_killed_actor_is_restarted_however_often(tmp_path: Path) -> None:
+def test_a_killed_actor_is_always_restarted(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, FOREVER)
     with fleet.supervisor:
         for number in range(1, 4):
@@ -100,14 +100,15 @@ def test_a_killed_actor_is_restarted_however_often(tmp_path: Path) -> None:
     assert not any(is_alive(pid) for pid in fleet.pids())
 
 
-def test_a_worker_that_is_forked_while_an_actor_starts_does_not_hold_up_the_supervisor(
+def test_a_worker_forked_while_an_actor_starts_does_not_block_the_supervisor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe, has_pipe, is_forked = os.pipe, threading.Event(), threading.Event()
 
     def slow_pipe() -> tuple[int, int]:
         ends = pipe()
-        if threading.current_thread().name == "actor-supervisor":  # on which Popen waits for the new process
+        # on this pipe, Popen waits for the new process
+        if threading.current_thread().name == "actor-supervisor":
             has_pipe.set()
             is_forked.wait(0.5)
         return ends
@@ -135,7 +136,7 @@ def test_logs_of_earlier_runs_are_kept(tmp_path: Path) -> None:
     )
 
 
-def test_actors_start_when_they_may_and_are_told_at_once_when_the_run_is_to_stop(tmp_path: Path) -> None:
+def test_actors_start_when_allowed_and_are_asked_to_end_when_the_run_stops(tmp_path: Path) -> None:
     allowed: list[bool] = []
     fleet = Fleet(tmp_path, FOREVER, num_actors=2, may_start=lambda: bool(allowed))
     with fleet.supervisor:
@@ -149,7 +150,7 @@ def test_actors_start_when_they_may_and_are_told_at_once_when_the_run_is_to_stop
     assert len(fleet.pids()) == 2
 
 
-def test_an_actor_that_ignores_the_request_is_killed_with_all_it_started(tmp_path: Path) -> None:
+def test_an_actor_that_ignores_the_request_is_killed_with_its_children(tmp_path: Path) -> None:
     code = (
         "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
@@ -165,19 +166,19 @@ def test_an_actor_that_ignores_the_request_is_killed_with_all_it_started(tmp_pat
 
 
 def lead(folder: Path) -> None:
-    """What a learner does, with an actor on its leash and a worker that outlives it."""
+    """Act as a learner with a supervised actor and a worker that outlives the learner."""
     code = f"from {supervisor.__name__} import exit_with_parent; exit_with_parent(); {FOREVER}"
     with Fleet(folder, code, say=(folder / "said").write_text).supervisor:
         FORK.Process(target=time.sleep, args=(600,)).start()
         time.sleep(600)
 
 
-def test_actors_end_when_the_learner_is_killed_though_a_forked_worker_of_it_lives_on(tmp_path: Path) -> None:
+def test_actors_end_when_the_learner_is_killed_even_if_a_forked_worker_survives(tmp_path: Path) -> None:
     learner = FORK.Process(target=lead, args=(tmp_path,))
     learner.start()
     log = tmp_path / "actor_0.log"
     wait_for(lambda: log.exists() and "at work" in log.read_text())
-    wait_for(lambda: len(psutil.Process(learner.pid).children()) == 2)  # the actor may be at work before
+    wait_for(lambda: len(psutil.Process(learner.pid).children()) == 2)  # the actor may start first
     said = tmp_path / "said"
     wait_for(lambda: said.exists() and "log " in said.read_text())
     actor = int(said.read_text().split("process ")[1].split(",")[0])
@@ -189,7 +190,7 @@ def test_actors_end_when_the_learner_is_killed_though_a_forked_worker_of_it_live
     worker.kill()
 
 
-def test_an_actor_that_lived_long_enough_starts_from_the_first_wait(tmp_path: Path) -> None:
+def test_an_actor_that_lived_long_enough_starts_again_with_the_shortest_wait(tmp_path: Path) -> None:
     restart_policy = RestartPolicy(min_backoff_s=0.01, max_failures=2, poll_s=0.005, healthy_s=0.0)
     fleet = Fleet(tmp_path, "raise SystemExit(1)", restart_policy=restart_policy)
     with fleet.supervisor:

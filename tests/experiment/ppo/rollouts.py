@@ -1,4 +1,4 @@
-"""Real rollouts of a real agent in small scripted environments, and what they should have given."""
+"""Real rollouts of a real agent in small scripted environments, and the values they should have."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 class RandomLengths(gym.Env[np.ndarray, Any]):
-    """Noise to look at; episodes of 1 to `longest` steps that terminate or are truncated, by chance."""
+    """Observes noise; episodes have 1 to `longest` steps and end randomly by termination or truncation."""
 
     def __init__(self, longest: int = 6, is_discrete: bool = True) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -79,7 +79,7 @@ def make_agent(
 
 
 def make_learner(agent: PPOAgent, num_steps: int, num_envs: int, **kwargs: Any) -> PPOLearner:
-    """PPO's learner around a plain optimizer."""
+    """PPO's learner with a plain optimizer."""
     accelerator = make_accelerator("no")
     optimizer = make_optimizer(agent, agent.trainable_params(), learning_rate=1e-2, l2_coeff=0.0, fused=True)
     model, optimizer = accelerator.prepare(agent, optimizer)
@@ -115,7 +115,7 @@ def make_learner(agent: PPOAgent, num_steps: int, num_envs: int, **kwargs: Any) 
 def make_collector(
     agent: PPOAgent, learner: PPOLearner, envs: Any = None, num_envs: int = 4, sinks: Any = (), **kwargs: Any
 ) -> Collector:
-    """A collector whose buffer the learner trains on, and other `sinks`; `kwargs` go to the environments."""
+    """A collector that fills the learner's buffer and other `sinks`; `kwargs` go to the environments."""
     if envs is None:
         is_discrete = isinstance(agent.action_space, spaces.Discrete)
         specs = [EnvSpec(RandomLengths, {"is_discrete": is_discrete, **kwargs})] * num_envs
@@ -125,15 +125,15 @@ def make_collector(
 
 
 class Witness(Sink):
-    """A sink that remembers everything, to tell afterwards what each step's past really was.
+    """A sink that stores everything, so that the true past of each step is known.
 
-    timesteps: by env, a list of (obs, rl2s, time_idx, is_first) in the order in which they were seen.
+    episodes: for each env and episode, a list of (obs, rl2s, time_idx) in temporal order.
     """
 
     def __init__(self) -> None:
         self.episodes: list[list[list[tuple[np.ndarray, np.ndarray, np.ndarray]]]] = []
-        self.steps: list[list[tuple[int, int]]] = []  # by env, episode and place of each step
-        self.finals: dict[tuple[int, int], tuple[int, int]] = {}  # (step, env) -> episode and place
+        self.steps: list[list[tuple[int, int]]] = []  # by env: episode and position of each step
+        self.finals: dict[tuple[int, int], tuple[int, int]] = {}  # (step, env) -> episode and position
 
     def begin(self, rows: Any, obs: Any, rl2s: Any, time_idxs: Any, env_names: Any) -> None:
         if not self.episodes:
@@ -154,7 +154,7 @@ def _timestep(n: int, obs: Any, rl2s: Any, time_idxs: Any) -> tuple[np.ndarray, 
 
 @torch.no_grad()
 def values_of(agent: PPOAgent, episode: Sequence[Any]) -> Tensor:
-    """(len(episode),) what the agent's value function says when it lives through an episode."""
+    """The agent's values (len(episode),) when it acts through the episode."""
     hidden, values = agent.init_hidden_state(1, CPU), []
     for obs, rl2, time_idx in episode:
         output = agent.act(
@@ -170,7 +170,7 @@ def values_of(agent: PPOAgent, episode: Sequence[Any]) -> Tensor:
 
 
 class RecordingEstimator:
-    """Keeps what GAE was given and returned."""
+    """Records the arguments and results of GAE."""
 
     def __init__(self, estimator: Any) -> None:
         self.estimator, self.calls, self.results = estimator, [], []

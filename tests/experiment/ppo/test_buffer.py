@@ -1,4 +1,4 @@
-"""The rollout buffer gives out what was written exactly once, and sequences cover it exactly once."""
+"""The rollout buffer returns every stored step exactly once, and sequences cover it exactly once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_buffer(**kwargs: Any) -> RolloutBuffer:
 
 
 def timestep(number: float) -> dict[str, Any]:
-    """What all envs show: number + 100 * env, and where they are."""
+    """Observations of all envs, number + 100 * env, with rl2s and time indices."""
     obs = {"x": np.float32([[number], [number + 100]])}
     return {
         "obs": obs,
@@ -41,7 +41,7 @@ def begin(buffer: RolloutBuffer, number: float = 0.0) -> None:
 
 
 def add(buffer: RolloutBuffer, number: float, **changes: Any) -> None:
-    """A step that leads to timestep `number`."""
+    """Add a step that leads to timestep `number`."""
     given = {
         "actions": np.full(N, number, np.int64),
         "rewards": np.full(N, number, np.float32),
@@ -64,7 +64,7 @@ def test_an_unfinished_rollout_is_refused() -> None:
         buffer.read()
 
 
-def test_extras_that_are_not_there_at_every_step_are_refused() -> None:
+def test_extras_that_are_missing_at_some_steps_are_refused() -> None:
     buffer = make_buffer()
     begin(buffer)
     for number in (1, 2):
@@ -83,7 +83,7 @@ def make_rollout(valid: np.ndarray, resets: np.ndarray, history: int = 0) -> Col
     rows[history : history + num_steps] = resets.T
     ages = np.zeros((len(rows), num_envs, 1), np.int64)
     for n in range(num_envs):
-        age = 3  # episodes that began before
+        age = 3  # episodes that began earlier
         for t in range(len(rows)):
             age = 0 if rows[t, n] else age + 1
             ages[t, n] = age
@@ -106,7 +106,7 @@ def rollouts(draw: st.DrawFn) -> tuple[CollectedRollout, int, int | None]:
 
 @given(rollouts())
 @settings(max_examples=150, deadline=None)
-def test_pieces_are_the_valid_steps_and_cross_no_border(
+def test_pieces_cover_the_valid_steps_and_cross_no_episode_border(
     given_: tuple[CollectedRollout, int, int | None],
 ) -> None:
     rollout, chunk_len, context = given_
@@ -121,7 +121,7 @@ def test_pieces_are_the_valid_steps_and_cross_no_border(
         assert not resets[first + 1 : first + length, n].any()
         assert first // chunk_len == (first + length - 1) // chunk_len
         before = rollout.resets[rollout.history + first - prefix + 1 : rollout.history + first + 1, n]
-        assert prefix == 0 or not before.any()  # the prefix is of the same episode
+        assert prefix == 0 or not before.any()  # the prefix belongs to the same episode
         assert prefix <= rollout.history + first
         if resets[first, n]:
             assert (prefix, start) == (0, np.iinfo(np.int64).min)
@@ -139,7 +139,8 @@ def test_every_piece_is_in_one_minibatch_of_every_pass(lengths: list[int], count
     groups = shuffled_minibatches(pieces, count, np.random.default_rng(seed))
     assert len(groups) == count
     assert all(len(group) for group in groups)
-    idle = groups[number:]  # processes take equally many updates, however few pieces one has
+    # all processes make the same number of updates, however few pieces one of them has
+    idle = groups[number:]
     assert not sum(group.lengths.sum() for group in idle)
     groups = groups[:number]
     assert sorted(np.concatenate([group.envs for group in groups])) == list(range(number))
@@ -153,7 +154,7 @@ def test_every_piece_is_in_one_minibatch_of_every_pass(lengths: list[int], count
 
 
 def test_minibatches_hold_every_step_once_and_in_order() -> None:
-    """Through the learner: what the losses are computed of."""
+    """The test observes the batches that the learner computes losses from."""
     agent = make_agent(partial(GRUTrajEncoder, d_hidden=8, d_output=8))
     learner = make_learner(agent, 8, 4, chunk_len=4, minibatches=3, update_epochs=2, batches_per_update=2)
     collector = make_collector(agent, learner)
@@ -176,7 +177,7 @@ def test_minibatches_hold_every_step_once_and_in_order() -> None:
     assert sorted(seen) == sorted(expected + expected)
 
 
-def test_advantages_that_are_nan_are_named_before_the_first_update() -> None:
+def test_advantages_that_are_nan_are_reported_before_the_first_update() -> None:
     agent = make_agent(partial(GRUTrajEncoder, d_hidden=8, d_output=8))
     learner = make_learner(agent, 8, 4, minibatches=1, advantage_norm=no_advantage_norm)
     collector = make_collector(agent, learner)

@@ -1,4 +1,4 @@
-"""An on-policy run that dies and is resumed is the run that never died, to the last bit."""
+"""An on-policy run that dies and resumes equals the uninterrupted run, bit for bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..fakes import die_in, metrics
 from .whole_runs import differing, learned, ppo_experiment
 
 EPOCHS, MIDDLE = 3, 1
-VALUE_ROUNDING = rounding(10.0, num_ops=256 * 4 * 8)  # size; width and layers of the agent, timesteps
+VALUE_ROUNDING = rounding(10.0, num_ops=256 * 4 * 8)  # scale; width and layers of the agent, timesteps
 ALL_STATE = {"reward_normalizer": RewardNormalizer, "lr_adapter": partial(KLAdaptiveLR, kl_threshold=1e-3)}
 CARTPOLE = EnvSpec(ClassicControlState, {"env": "CartPole-v1"})
 LONG = EnvSpec(TMazePassive, {"horizon": 40})
@@ -51,7 +51,7 @@ def resumable(folder: Path, encoder: str, env: EnvSpec, save_env_state: bool, **
     )
 
 
-CASES: list[tuple[str, dict[str, Any], bool]] = [  # encoder, settings, whether episodes go on
+CASES: list[tuple[str, dict[str, Any], bool]] = [  # encoder, settings, whether episodes continue
     ("identity", {}, True),
     ("gru", {}, False),
     ("gru", {"learner": {"burn_in": 2}}, True),
@@ -78,7 +78,7 @@ def test_death_and_resume_change_no_bit(
 
     whole = learned(make("whole"))
     first = make("parts")
-    die_in(first, MIDDLE)  # in the middle of the updates after the checkpoint
+    die_in(first, MIDDLE)  # in the middle of the updates that follow the checkpoint
     first.train_envs.close()
     second = make("parts")
     assert second.load_checkpoint() == MIDDLE
@@ -90,7 +90,7 @@ def test_death_and_resume_change_no_bit(
     assert records == metrics(second.run_dir)
     figures = [r for r in records if "ppo/learning_rate" in r]
     assert len(figures) == EPOCHS
-    assert len({r["ppo/learning_rate"] for r in figures}) > 1  # else its adaptation was not seen
+    assert len({r["ppo/learning_rate"] for r in figures}) > 1  # otherwise its adaptation would not be tested
     is_read_differently = changes.get("learner", {}).get("burn_in")
     for r in [] if is_read_differently else figures:
         assert r["ppo/initial_logratio_abs_max"] < r["ppo/initial_logratio_rounding_max"]
@@ -111,7 +111,7 @@ def test_earlier_timesteps_of_other_shapes_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("save_env_state", [False, True])
-def test_reward_sums_begin_anew_where_episodes_are_cut(tmp_path: Path, save_env_state: bool) -> None:
+def test_reward_sums_restart_where_episodes_are_cut(tmp_path: Path, save_env_state: bool) -> None:
     exp = resumable(tmp_path, "gru", CARTPOLE, save_env_state)
     exp.start()
     next(exp.learn_iter())

@@ -1,4 +1,4 @@
-"""Whole on-policy runs: agents of one's own, what is refused, how they end, and what they leave."""
+"""Whole on-policy runs: custom agents, refused settings, the end of a run, and its files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VALUE_ROUNDING = rounding(1.0, num_ops=256 * 4 * 8)  # width and layers of the a
 
 
 class Mission(gym.ObservationWrapper[Any, Any, Any]):
-    """Says in words what there is to do, beside what is seen."""
+    """Adds an instruction in words to the observation."""
 
     def __init__(self) -> None:
         env = RandomLengths()
@@ -42,7 +42,7 @@ class Mission(gym.ObservationWrapper[Any, Any, Any]):
         return {"seen": observation, "words": "go on"}
 
 
-def test_text_observations_are_left_out(tmp_path: Path) -> None:
+def test_text_observations_are_ignored(tmp_path: Path) -> None:
     exp = ppo_experiment(
         tmp_path,
         make_train_env=EnvSpec(Mission),
@@ -72,7 +72,7 @@ def test_text_observations_are_left_out(tmp_path: Path) -> None:
         ({"learner": {"chunk_len": 7}}, r"chunk_len=7.*at most Experiment.max_seq_len = 6. Fix:"),
         ({"learner": {"chunk_len": 3, "burn_in": 2}}, r"burn_in is 2 with chunk_len 3.*divide.*Fix:"),
         ({"learner": {"chunk_len": 4, "burn_in": 5}}, r"burn_in is 5 with chunk_len 4.*Fix:"),
-        ({"learner": {"context_mode": "window"}}, r"context_mode is 'window', allowed are.*Fix:"),
+        ({"learner": {"context_mode": "window"}}, r"context_mode is 'window'.*Fix:"),
         ({"learner": {"stop_scope": "run"}}, r"stop_scope is 'run'.*Fix:"),
         (
             {"learner": {"lr_adapter": KLAdaptiveLR}, "lr_schedule": ConstantSchedule(0.5)},
@@ -80,7 +80,7 @@ def test_text_observations_are_left_out(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_settings_that_do_not_go_with_an_on_policy_agent(
+def test_settings_that_do_not_fit_an_on_policy_agent_are_refused(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     exp = ppo_experiment(tmp_path, **changes)
@@ -92,7 +92,7 @@ def test_settings_that_do_not_go_with_an_on_policy_agent(
     "kwargs",
     [{"kl_threshold": 0.0}, {"factor": 1.0}, {"band": 0.5}, {"min_lr": 1.0, "max_lr": 0.1}],
 )
-def test_impossible_bounds_of_the_learning_rate(kwargs: dict[str, float]) -> None:
+def test_impossible_bounds_of_the_learning_rate_are_refused(kwargs: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"KLAdaptiveLR has .*Fix:"):
         KLAdaptiveLR(**kwargs)
     with pytest.raises(ValueError, match=r"KLAdaptiveLR.per is 'run'.*Fix:"):
@@ -102,7 +102,9 @@ def test_impossible_bounds_of_the_learning_rate(kwargs: dict[str, float]) -> Non
 AT_DEFAULTS = {"batch_size": 24, "train_batches_per_epoch": 1000, "log_interval": 300}
 
 
-def test_settings_without_a_meaning_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_without_an_effect_are_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     gin.parse_config("Experiment.padded_sampling = 'left'")
     changes = {**AT_DEFAULTS, "train_batches_per_epoch": 7, "exploration_wrapper_type": None}
     learned(ppo_experiment(tmp_path, **changes))
@@ -112,7 +114,7 @@ def test_settings_without_a_meaning_are_named_once(tmp_path: Path, caplog: pytes
 
 
 class RisingEnv(gym.Env[Any, Any]):
-    """Each evaluation goes better than the one before, but for the last."""
+    """Every evaluation but the last has a higher return than the one before."""
 
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Discrete(2)
@@ -148,11 +150,11 @@ def judged(tmp_path: Path, rewards: list[float], **changes: Any) -> Experiment:
     [
         ("", 5.0, 1),
         ("CheckpointManager.lowest_is_best = True", 1.0, 0),
-        ("CheckpointManager.best_by = 'ppo/updates'", 4.0, 0),  # whatever is logged
+        ("CheckpointManager.best_by = 'ppo/updates'", 4.0, 0),  # any logged metric can be used
         ("CheckpointManager.best_by = 'val/sucess'", None, None),
     ],
 )
-def test_the_best_evaluation_keeps_its_policy(
+def test_the_policy_of_the_best_evaluation_is_kept(
     tmp_path: Path, setting: str, score: float | None, epoch: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     gin.parse_config(setting)
@@ -164,7 +166,7 @@ def test_the_best_evaluation_keeps_its_policy(
         assert read_info(exp.checkpoints.best_path).epoch == epoch
 
 
-def test_a_resumed_run_judges_anew_by_another_figure(tmp_path: Path) -> None:
+def test_a_resumed_run_compares_anew_if_the_metric_changes(tmp_path: Path) -> None:
     learned(judged(tmp_path, [1.0, 5.0, 2.0]))
     for setting, score in (("CheckpointManager.best_by = 'val/length'", None), ("", 5.0)):
         gin.clear_config()
@@ -177,7 +179,7 @@ def test_a_resumed_run_judges_anew_by_another_figure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("interval", [None, 1])
-def test_a_loaded_run_is_evaluated_before_it_goes_on(tmp_path: Path, interval: int | None) -> None:
+def test_a_loaded_run_is_evaluated_before_it_continues(tmp_path: Path, interval: int | None) -> None:
     learned(judged(tmp_path, [1.0], epochs=1))
     exp = judged(tmp_path, [2.0, 3.0], epochs=2, val_interval=interval, callbacks=[EvaluateAfterLoad])
     exp.start()
@@ -188,13 +190,13 @@ def test_a_loaded_run_is_evaluated_before_it_goes_on(tmp_path: Path, interval: i
 
 
 class FlatEnv(RisingEnv):
-    """The same without rewards."""
+    """RisingEnv without rewards."""
 
     def step(self, action: Any) -> Any:
         return np.zeros(2, np.float32), 0.0, True, False, {}
 
 
-def test_a_critic_of_nan_is_named(tmp_path: Path) -> None:
+def test_a_critic_that_returns_nan_is_reported(tmp_path: Path) -> None:
     exp = ppo_experiment(tmp_path)
     exp.start()
     with torch.no_grad():
@@ -204,7 +206,7 @@ def test_a_critic_of_nan_is_named(tmp_path: Path) -> None:
     exp.close()
 
 
-def test_two_halves_in_worker_processes_and_compiled_acting_read_again_as_they_acted(
+def test_two_halves_in_worker_processes_with_compiled_acting_are_evaluated_as_they_acted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = PPOAgent.compile_acting
@@ -232,7 +234,7 @@ def test_two_halves_in_worker_processes_and_compiled_acting_read_again_as_they_a
 
 @pytest.fixture
 def float32_only(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Fails when what PPO compares and divides comes in another precision."""
+    """Fails if the quantities that PPO compares or divides have another precision."""
     functions = [(PPOLoss, "actor"), (PPOLoss, "critic"), (PPOLoss, "log_ratio"), (GAE, "__call__")]
     calls = set()
 
@@ -273,7 +275,7 @@ def test_bfloat16_keeps_ratios_and_losses_in_float32(tmp_path: Path, encoder: st
     exp.close()
 
 
-def test_losses_that_are_nan_are_left_out_if_that_is_asked_for(tmp_path: Path) -> None:
+def test_nan_losses_are_skipped_if_asked_for(tmp_path: Path) -> None:
     exp = ppo_experiment(tmp_path, "ff", epochs=1, learner={"update_epochs": 8}, **{"Learner.on_nan": "skip"})
     exp.start()
     spoils = [True] * 3 + [False] * 13
@@ -306,7 +308,7 @@ PPOAgent.critic_obs_keys = ['seen', 'hidden']
 
 
 class TwoViews(RandomLengths):
-    """One part of what it shows is for the value function alone."""
+    """One part of the observation is for the value function only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -317,7 +319,7 @@ class TwoViews(RandomLengths):
         return {"seen": super()._obs(), "hidden": super()._obs()}
 
 
-def test_a_policy_file_acts_without_what_only_the_value_function_saw(tmp_path: Path) -> None:
+def test_a_policy_file_acts_without_the_observations_of_the_value_function(tmp_path: Path) -> None:
     gin.parse_config(PRIVILEGED)
     env = EnvSpec(TwoViews)
     exp = ppo_experiment(
@@ -364,7 +366,7 @@ def test_check_tries_a_whole_rollout_of_the_policy(
 
 # ---- before learning begins ----
 
-LONG = EnvSpec(CountingEnv, {"length": 30, "noise": 1.0})  # longer than the rollouts of 8 steps
+LONG = EnvSpec(CountingEnv, {"length": 30, "noise": 1.0})  # longer than a rollout of 8 steps
 
 
 def started(folder: Path, **changes: Any) -> Experiment:
@@ -377,7 +379,7 @@ def is_statistic(name: str) -> bool:
     return "input_norm" in name or "value_norm" in name
 
 
-def test_statistics_move_and_weights_do_not_before_learning_begins(tmp_path: Path) -> None:
+def test_before_learning_begins_statistics_move_and_weights_do_not(tmp_path: Path) -> None:
     exp = started(tmp_path, start_learning_at_epoch=2)
     before, epochs = weights(exp), exp.learn_iter()
     figures = [next(epochs), next(epochs)]

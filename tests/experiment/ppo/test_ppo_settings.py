@@ -1,4 +1,4 @@
-"""Every setting that docs/ppo_from_skrl.md names exists, and changing it changes what is learned."""
+"""Every setting that docs/ppo_from_skrl.md names exists, and changing it changes the trained weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ADAPTER = {"PPOLearner.lr_adapter": "@KLAdaptiveLR"}
 NORMALIZER = {"PPOLearner.reward_normalizer": "@RewardNormalizer"}
 PENALTY = {"PPOLoss.kind": "'kl_penalty'"}
 CLIPPED = {"PPOLoss.value_clip": 0.01}
-# setting, another value than the default, and what else has to be bound for it to matter
+# The setting, a value other than the default, and the bindings that it needs to have an effect.
 CASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("PPOLearner.update_epochs", 3, {}),
     ("PPOLearner.minibatches", 4, {}),
@@ -96,12 +96,12 @@ CASES: list[tuple[str, Any, dict[str, Any]]] = [
 
 @pytest.fixture(scope="module")
 def base_runs() -> dict[str, list[dict[str, torch.Tensor]]]:
-    """Weights of runs that several cases are compared with, by what these bind."""
+    """Weights of the runs that cases are compared with; the keys are their bindings."""
     return {}
 
 
 def short_run(folder: Path, settings: dict[str, Any]) -> Iterator[dict[str, torch.Tensor]]:
-    """Weights after each of two epochs, which save nothing; others than settings of Experiment are bound."""
+    """Weights after each of two epochs without checkpoints. Settings outside Experiment are bound in gin."""
     own = {key.split(".")[1]: value for key, value in settings.items() if key.startswith("Experiment.")}
     gin.clear_config()
     bound = {k: v for k, v in {**SMALL, **settings}.items() if "." in k and not k.startswith("Experiment.")}
@@ -123,7 +123,7 @@ def are_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
 @pytest.mark.parametrize(
     ("name", "value", "needs"), CASES, ids=[f"{case[0]}={case[1]}".split(" object at ")[0] for case in CASES]
 )
-def test_changing_a_setting_changes_what_is_learned(
+def test_changing_a_setting_changes_the_trained_weights(
     tmp_path_factory: pytest.TempPathFactory,
     base_runs: dict[str, list[dict[str, torch.Tensor]]],
     name: str,
@@ -137,7 +137,7 @@ def test_changing_a_setting_changes_what_is_learned(
 
 
 @pytest.mark.parametrize(("scope", "expected"), [("batch", 2), ("epoch", 1), ("update", 1)])
-def test_the_scope_of_a_stop_says_how_much_is_left_out(scope: str, expected: int) -> None:
+def test_the_scope_of_a_stop_says_which_updates_are_skipped(scope: str, expected: int) -> None:
     agent = make_agent()
     learner = make_learner(agent, 8, 4, update_epochs=2, target_kl=0.02, stop_scope=scope)
     distances, compute_loss = iter([0.0, 0.03, 0.03, 0.0]), learner.learner.compute_loss
@@ -150,7 +150,7 @@ def test_the_scope_of_a_stop_says_how_much_is_left_out(scope: str, expected: int
     assert learner.learn_from_rollout(0)["updates"] == expected
 
 
-# Named on the page, and tested elsewhere: where a run is written to, schedules, privileged observations ...
+# These settings are named on the page and tested elsewhere: output folders, schedules, privileged inputs ...
 ELSEWHERE = {
     "CheckpointManager.best_by",
     "Experiment.batches_per_update",
@@ -176,11 +176,12 @@ ELSEWHERE = {
 
 
 def mentioned() -> set[str]:
-    """Settings that the page names; `.x` belongs to the class before it, other libraries' do not count."""
+    """Settings that the page names. `.x` belongs to the class before it; settings of skrl are skipped."""
     found: set[str] = set()
     for line in DOC.read_text().splitlines():
         owner = ""
-        for text in re.findall(r"`([^`]+)`", line.split("|", 3)[-1]):  # the table's first columns are skrl's
+        # the first columns of the table are skrl's
+        for text in re.findall(r"`([^`]+)`", line.split("|", 3)[-1]):
             for class_name, name in re.findall(r"(?:^|[\s@,])([A-Z]\w*)?\.([a-z]\w*)", " " + text):
                 owner = class_name or owner
                 if owner:

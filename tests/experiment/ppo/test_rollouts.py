@@ -1,4 +1,4 @@
-"""A rollout that is read again gives what acting gave, and values of what really followed."""
+"""Evaluating a rollout reproduces acting, and advantages follow from the steps that were really taken."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ VALUE_ROUNDING = rounding(1.0, NUM_OPS)
         ("transformer", 3, 30, "segment", True),
     ],
 )
-def test_reading_a_rollout_again_gives_what_acting_gave(
+def test_evaluating_a_rollout_reproduces_acting(
     encoder: str, chunk_len: int, longest: int, context_mode: str, share: bool
 ) -> None:
     agent = make_agent(ENCODERS[encoder], share_encoder=share)
@@ -69,7 +69,7 @@ def test_reading_a_rollout_again_gives_what_acting_gave(
     )
     witness = Witness()
     collector = make_collector(agent, learner, sinks=[witness], longest=longest)
-    learner.learner.lr_scale = 0.0  # weights stay, so that later rollouts continue from exact states
+    learner.learner.lr_scale = 0.0  # weights stay, so later rollouts continue from exact states
     for epoch in range(4):
         collector.collect(8)
         num_before = 8 * epoch
@@ -93,7 +93,7 @@ def test_reading_a_rollout_again_gives_what_acting_gave(
     ("encoder", "context_mode", "share"),
     [("gru", "episode", True), ("transformer", "episode", True), ("transformer", "segment", False)],
 )
-def test_acting_and_reading_agree_although_weights_and_statistics_move(
+def test_evaluating_reproduces_acting_even_if_weights_and_statistics_move(
     encoder: str, context_mode: str, share: bool
 ) -> None:
     agent = make_agent(ENCODERS[encoder], share_encoder=share, normalize_inputs=True)
@@ -108,7 +108,7 @@ def test_acting_and_reading_agree_although_weights_and_statistics_move(
     assert not all(torch.equal(p, q) for p, q in zip(before, agent.parameters(), strict=True))
 
 
-def test_continuous_actions_are_judged_before_they_are_clipped() -> None:
+def test_continuous_actions_are_evaluated_before_they_are_clipped() -> None:
     agent = make_agent(is_discrete=False)
     learner = make_learner(agent, 8, 4)
     collector = make_collector(agent, learner)
@@ -140,10 +140,10 @@ def test_a_minibatch_in_parts_gives_the_update_of_the_whole(encoder: str, mode: 
         assert figures["loss"] > figures["size_loss"] * 0.1 > 0.0
         weights.append(agent.state_dict())
     for name, value in weights[0].items():
-        assert_equal_but_for_rounding(weights[1][name], value, 256 * 4 * 8 * 16, name)  # of 16 updates
+        assert_equal_but_for_rounding(weights[1][name], value, 256 * 4 * 8 * 16, name)  # 16 updates
 
 
-def test_a_process_with_too_few_sequences_reads_one_without_loss() -> None:
+def test_a_process_with_too_few_sequences_evaluates_one_without_loss() -> None:
     agent = make_agent()
     learner = make_learner(agent, 8, 1, chunk_len=4)
     collector = make_collector(agent, learner, num_envs=1, longest=30)
@@ -160,7 +160,7 @@ def test_a_process_with_too_few_sequences_reads_one_without_loss() -> None:
         sequences.shuffled_minibatches(pieces.take(np.arange(0)), 2, np.random.default_rng(0))
 
 
-def test_figures_of_updates_are_means_or_extremes() -> None:
+def test_metrics_of_updates_are_means_or_extremes() -> None:
     names = ("kl", "ratio_min", "ratio_max")
     updates = [{name: torch.tensor(value) for name in names} for value in (1.0, 4.0, 1.0)]
     updates.append({"kl": torch.tensor(6.0, dtype=torch.float64)})
@@ -170,7 +170,7 @@ def test_figures_of_updates_are_means_or_extremes() -> None:
 
 
 class LateStates(Sink):
-    """Keeps the hidden state after the step, as a well-known library does."""
+    """Stores the hidden state after the step, which is a known bug elsewhere."""
 
     def __init__(self, buffer: RolloutBuffer) -> None:
         self.buffer = buffer
@@ -183,12 +183,12 @@ class LateStates(Sink):
 
 
 @pytest.mark.parametrize("is_fresh", [False, True], ids=["distinct policy", "policy of a new agent"])
-def test_the_alarm_rings_when_the_state_after_the_step_is_stored(
+def test_storing_the_state_after_the_step_triggers_the_warning(
     caplog: pytest.LogCaptureFixture, is_fresh: bool
 ) -> None:
     for is_right in (True, False):
         agent = make_agent()
-        if is_fresh:  # almost the same in all states, so that wrong ones make little difference
+        if is_fresh:  # almost the same in all states, so wrong ones make little difference
             agent.policy_head = PolicyHead(agent.traj_encoder.emb_dim, agent.action_dim, agent.distribution)
         learner = make_learner(agent, 8, 4, chunk_len=4)
         collector = make_collector(agent, learner, longest=30)
@@ -203,7 +203,7 @@ def test_the_alarm_rings_when_the_state_after_the_step_is_stored(
 
 
 class ValueIsObservation(PPOAgent):
-    """Its value of a timestep is what it sees."""
+    """Its value of a timestep is the observation."""
 
     def evaluate(self, batch: Any) -> Any:
         found = super().evaluate(batch)
@@ -211,7 +211,7 @@ class ValueIsObservation(PPOAgent):
 
 
 class GoldenEnv(gym.Env[np.ndarray, int]):
-    """The observations are the values of the golden case; the first episode is cut after three steps."""
+    """Observes the values of the golden case; the first episode is truncated after three steps."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = spaces.Discrete(2)
@@ -256,7 +256,7 @@ def test_golden_advantages_in_every_autoreset_mode(
         ENCODERS["gru"],
         8,
     )
-    num_steps = 7 if mode == "NextStep" else 6  # one row is no step
+    num_steps = 7 if mode == "NextStep" else 6  # one row is only a reset
     estimator = RecordingEstimator(GAE(gamma=0.99, lam=0.95))
     learner = make_learner(
         agent,
@@ -275,7 +275,7 @@ def test_golden_advantages_in_every_autoreset_mode(
     torch.testing.assert_close(found, torch.tensor(expected), rtol=0, atol=1e-4)
 
 
-def test_two_buffers_give_what_one_gives() -> None:
+def test_two_buffers_give_the_same_as_one() -> None:
     figures = []
     for num_parts in (1, 2):
         envs = [make_vector_env([EnvSpec(GoldenEnv)] * (4 // num_parts), "sync") for _ in range(num_parts)]
@@ -290,11 +290,11 @@ def test_two_buffers_give_what_one_gives() -> None:
         for name, parameter in agent.named_parameters():
             torch.nn.init.normal_(parameter, std=0.1) if "norm" not in name else None
         learner = make_learner(agent, 3, 4, chunk_len=2, minibatches=1, update_epochs=2)
-        learner.learner.optimizer.param_groups[0]["eps"] = 1e-3  # or Adam blows up what is only rounding
+        learner.learner.optimizer.param_groups[0]["eps"] = 1e-3  # otherwise Adam amplifies rounding
         for part in envs:
             collector = make_collector(agent, learner, envs=part)
             collector.sample = False
             collector.collect(3)
         learner.learn_from_rollout(0)
         figures.append(torch.cat([p.detach().flatten() for p in agent.parameters()]))
-    assert_equal_but_for_rounding(figures[0], figures[1], NUM_OPS * 4)  # updates
+    assert_equal_but_for_rounding(figures[0], figures[1], NUM_OPS * 4)  # four updates

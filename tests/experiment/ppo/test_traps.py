@@ -1,4 +1,4 @@
-"""Traps of training with memory: what must not leak, and what must be noticed."""
+"""Pitfalls of training with memory: leaks that must not happen, and mistakes that must be reported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DROPPING = partial(
 
 
 def batches_of(learner: Any, epoch: int = 0) -> list[Any]:
-    """The minibatches that the learner trains on; no weight moves."""
+    """The minibatches that the learner trains on; the weights stay."""
     seen: list[Any] = []
     update = learner.learner.update
 
@@ -42,14 +42,14 @@ def batches_of(learner: Any, epoch: int = 0) -> list[Any]:
 @pytest.mark.parametrize(
     ("encoder", "context_mode"), [("gru", "segment"), ("lstm", "episode"), ("transformer", "episode")]
 )
-def test_a_truncation_within_a_chunk_begins_a_sequence_of_its_own(encoder: str, context_mode: str) -> None:
+def test_a_truncation_within_a_chunk_begins_a_new_sequence(encoder: str, context_mode: str) -> None:
     agent = make_agent(ENCODERS[encoder])
     learner = make_learner(agent, 8, 4, context_mode=context_mode)
     collector = make_collector(agent, learner, longest=5)
     collector.collect(8)
     rollout = learner.buffers[0].read()
     truncated = rollout.steps["ended"] & ~rollout.steps["terminated"]
-    assert truncated[:-1].any()  # not at the end of the chunk
+    assert truncated[:-1].any()  # truncations inside the chunk
     for batch in batches_of(learner):
         assert not batch.resets[:, 1:].any()
         for mask, time_idxs in zip(batch.mask[..., 0], batch.time_idxs[..., 0], strict=True):
@@ -59,14 +59,14 @@ def test_a_truncation_within_a_chunk_begins_a_sequence_of_its_own(encoder: str, 
 @pytest.mark.parametrize(
     ("encoder", "share"), [("gru", False), ("lstm", True), ("transformer", True), ("transformer", False)]
 )
-def test_no_sequence_knows_of_another_episode(encoder: str, share: bool) -> None:
+def test_no_sequence_depends_on_another_episode(encoder: str, share: bool) -> None:
     agent = make_agent(ENCODERS[encoder], share_encoder=share)
     learner = make_learner(agent, 8, 4, context_mode="segment")
     collector = make_collector(agent, learner, longest=5)
     collector.collect(8)
     learner.learner.lr_scale = 0.0
     learner.learn_from_rollout(0)
-    collector.collect(8)  # goes on in the middle of episodes
+    collector.collect(8)  # continues in the middle of episodes
     for given in batches_of(learner, 1):
         obs = given.obs["observation"].clone().requires_grad_()
         judged = agent.evaluate(dataclasses.replace(given, obs={"observation": obs}))
@@ -81,7 +81,7 @@ def test_no_sequence_knows_of_another_episode(encoder: str, share: bool) -> None
 
 
 @pytest.mark.parametrize("encoder", MEMORIES)
-def test_no_gradient_reaches_what_a_sequence_continues_from(encoder: str) -> None:
+def test_no_gradient_reaches_the_state_that_a_sequence_continues_from(encoder: str) -> None:
     agent = make_agent(ENCODERS[encoder])
     learner = make_learner(agent, 8, 4, chunk_len=4, context_mode="segment")
     collector = make_collector(agent, learner, longest=30)
@@ -112,14 +112,14 @@ def test_default_dropout_is_off_in_updates(caplog: pytest.LogCaptureFixture) -> 
 
 
 class NoisyUpdates(IdentityTrajEncoder):
-    """Dropout in nothing but the updates, whatever the mode."""
+    """Dropout in updates only, in any mode."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         y, state = super().forward(*args, **kwargs)
         return nn.functional.dropout(y, 0.1, training=torch.is_grad_enabled()), state
 
 
-def test_noise_in_updates_rings_the_alarm(caplog: pytest.LogCaptureFixture) -> None:
+def test_noise_in_updates_triggers_the_warning(caplog: pytest.LogCaptureFixture) -> None:
     agent = make_agent(NoisyUpdates)
     learner = make_learner(agent, 8, 4)
     collector = make_collector(agent, learner)
@@ -130,7 +130,7 @@ def test_noise_in_updates_rings_the_alarm(caplog: pytest.LogCaptureFixture) -> N
     assert "Log-probs of a rollout differ" in caplog.text
 
 
-def test_acting_in_training_mode_rings_the_alarm(caplog: pytest.LogCaptureFixture) -> None:
+def test_acting_in_training_mode_triggers_the_warning(caplog: pytest.LogCaptureFixture) -> None:
     for is_right in (True, False):
         agent = make_agent(DROPPING)
         learner = make_learner(agent, 8, 4)

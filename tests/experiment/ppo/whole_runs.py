@@ -52,7 +52,7 @@ def ppo_experiment(
     tstep: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Experiment:
-    """A silent on-policy run that is not started; `changes` are settings of Experiment."""
+    """A silent on-policy run, not yet started; `changes` are settings of Experiment."""
     env = EnvSpec(RandomLengths, {"longest": 9})
     settings: dict[str, Any] = {
         "agent_type": partial(PPOAgent, **(agent or {})),
@@ -75,7 +75,7 @@ def ppo_experiment(
 
 
 def learned(exp: Experiment) -> Experiment:
-    """Start if need be, learn and close."""
+    """Start if necessary, learn and close."""
     if not hasattr(exp, "learner"):
         exp.start()
     exp.learn()
@@ -84,7 +84,7 @@ def learned(exp: Experiment) -> Experiment:
 
 
 def weights(exp: Experiment) -> dict[str, torch.Tensor]:
-    """Copies of everything that the agent holds."""
+    """Copies of all tensors of the agent."""
     return {name: value.detach().clone() for name, value in exp.policy.state_dict().items()}
 
 

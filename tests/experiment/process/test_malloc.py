@@ -1,4 +1,4 @@
-"""Memory that updates free is there for the next ones."""
+"""Memory that updates free stays available for the next ones."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def faults(*args: str, **env: str) -> int:
 
 @pytest.mark.forked
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
-def test_what_a_tensor_frees_is_kept_for_the_next_one_unless_people_say_otherwise() -> None:
+def test_memory_that_a_tensor_frees_is_kept_for_the_next_one_unless_the_user_configures_malloc() -> None:
     asked_each_time = faults()
-    assert asked_each_time > 100  # in large pages; thousands in small ones
+    assert asked_each_time > 100  # with large pages; thousands with small ones
     assert faults("kept") < asked_each_time / 10
     assert faults("kept", MALLOC_ARENA_MAX="2") > asked_each_time / 2

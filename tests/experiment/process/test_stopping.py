@@ -1,4 +1,4 @@
-"""The end of a run that is asked for, by a signal at any place or between two epochs: everything is saved."""
+"""A run that is asked to stop, by a signal at any point or between two epochs, saves everything."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NEVER: dict[str, Any] = {"val_timesteps_per_epoch": 0, "val_interval": None, "ev
 
 
 class AskingEnv(CountingEnv):
-    """Asks this process to stop in its fifth step of all."""
+    """Asks this process to stop in its fifth step overall."""
 
     num_steps = 0
 
@@ -43,7 +43,7 @@ ENVS: dict[str, Any] = {"make_train_env": ASKING, "make_val_env": ASKING}
 
 
 class NeverReady(DiskTrajDataset):
-    """Waited for in vain; asks to stop when it has been asked for its data twice."""
+    """Never becomes ready; asks the process to stop at the second request."""
 
     num_asked = 0
 
@@ -80,7 +80,7 @@ PLACES: dict[str, tuple[dict[str, Any], Callable[[Experiment], None] | None]] = 
 
 
 def stopped(folder: Path, place: str) -> Experiment:
-    """A run that is asked to stop at that place, and has stopped."""
+    """A run that was asked to stop at this place, and has stopped."""
     settings, prepare = PLACES[place]
     AskingEnv.num_steps = 0
     exp = make_experiment(folder, **{"epochs": 3, **settings})
@@ -93,7 +93,7 @@ def stopped(folder: Path, place: str) -> Experiment:
     with pytest.raises(SystemExit) as caught:
         exp.learn()
     assert caught.value.code == (130 if place == "update" else 0)
-    # what was under way, a step of three envs or an update, is the last
+    # The current operation, a step of three envs or an update, is the last one.
     assert AskingEnv.num_steps <= 6
     assert exp.learner.gradient_steps <= 6
     collects = place in ("collection", "actor", "update")
@@ -102,7 +102,7 @@ def stopped(folder: Path, place: str) -> Experiment:
 
 
 @pytest.mark.parametrize("place", list(PLACES))
-def test_a_signal_saves_at_once_and_says_how_to_go_on(
+def test_a_signal_saves_at_once_and_explains_how_to_continue(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
 ) -> None:
     exp = stopped(tmp_path, place)
@@ -127,7 +127,7 @@ def test_a_signal_saves_at_once_and_says_how_to_go_on(
     again.close()
 
 
-def test_a_final_evaluation_that_was_interrupted_is_made_up_for(tmp_path: Path) -> None:
+def test_an_interrupted_final_evaluation_is_repeated(tmp_path: Path) -> None:
     exp = make_experiment(tmp_path, epochs=2, val_interval=None)
     exp.start()
     evaluate = exp.evaluator.play
@@ -150,10 +150,10 @@ def test_a_final_evaluation_that_was_interrupted_is_made_up_for(tmp_path: Path) 
     assert "val/return" in again.last_val_metrics
     assert again.learner.gradient_steps == exp.learner.gradient_steps == 8
     once_more = run(make_experiment(tmp_path, epochs=2, val_interval=None), lambda e: e.load_checkpoint())
-    assert once_more.last_val_metrics == {}  # all is done
+    assert once_more.last_val_metrics == {}  # nothing is left to do
 
 
-# ---- code of others that would end the program ----
+# ---- foreign code that would end the program ----
 
 
 class LeavingEnv(CountingEnv):
@@ -176,12 +176,13 @@ def leaving_update(exp: Experiment) -> None:
     exp.learner.update = lambda *args: sys.exit(3)  # type: ignore[method-assign,assignment]
 
 
+ENV_EXITS = r"test_stopping.py:\d+ \(in step\) called sys.exit"
 LEAVING: dict[str, tuple[dict[str, Any], Callable[[Experiment], None] | None, str]] = {
-    "training": ({"make_train_env": EnvSpec(LeavingEnv), **NEVER}, None, r"Environment 0 \(LeavingEnv\)"),
+    "training": ({"make_train_env": EnvSpec(LeavingEnv), **NEVER}, None, ENV_EXITS),
     "evaluation": (
         {"make_val_env": EnvSpec(LeavingEnv), "val_interval": None},
         None,
-        r"Environment 0 \(LeavingEnv\)",
+        ENV_EXITS,
     ),
     "callback": ({"callbacks": [LeavingCallback]}, None, r"test_stopping.py:\d+ .*sys.exit\('enough'\)"),
     "agent": ({}, leaving_update, r"test_stopping.py:\d+ .*sys.exit\(3\)"),
@@ -189,7 +190,7 @@ LEAVING: dict[str, tuple[dict[str, Any], Callable[[Experiment], None] | None, st
 
 
 @pytest.mark.parametrize("place", list(LEAVING))
-def test_sys_exit_in_code_of_others_is_an_error_and_the_run_is_saved(
+def test_sys_exit_in_foreign_code_is_an_error_and_the_run_is_saved(
     tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings, prepare, words = LEAVING[place]
@@ -204,7 +205,7 @@ def test_sys_exit_in_code_of_others_is_an_error_and_the_run_is_saved(
     assert exp.checkpoints.newest_intact_epoch()[1] == []
 
 
-def test_a_command_does_not_end_well_because_something_in_it_calls_exit(
+def test_a_command_does_not_succeed_because_foreign_code_calls_exit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert exit_status(lambda: sys.exit(0)) == 1
@@ -215,7 +216,7 @@ def test_a_command_does_not_end_well_because_something_in_it_calls_exit(
 
 
 class Unclosable:
-    """Fails when it is closed."""
+    """Fails to close."""
 
     def close(self, *_: Any, **__: Any) -> None:
         raise OSError("the window is gone")
@@ -225,7 +226,7 @@ PARTS = ("collector", "loader", "dataset", "train_envs", "val_envs", "artifacts"
 
 
 @pytest.mark.parametrize("part", [*PARTS, "sink", "tensorboard"])
-def test_a_part_that_cannot_be_closed_costs_a_warning(
+def test_a_part_that_cannot_be_closed_gives_one_warning(
     tmp_path: Path, part: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     exp = make_experiment(tmp_path, epochs=1)
@@ -275,31 +276,31 @@ def test_a_second_sigint_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_launcher_that_passes_ctrl_c_on_does_not_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_that_forwards_ctrl_c_does_not_abort(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "0")
     with StopRequest() as stop:
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
         assert stop.signal_name == "SIGINT"
-        stop._first_s -= 2.0  # the user insists, two seconds later
+        stop._first_s -= 2.0  # the user insists two seconds later
         with pytest.raises(KeyboardInterrupt, match="second SIGINT"):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-# ---- an end that is asked for between two epochs ----
+# ---- a stop that is requested between two epochs ----
 
 NO_VAL: dict[str, Any] = {"val_timesteps_per_epoch": 0}
 
 
 class StopAfterOne(Callback):
-    """Asks while the first epoch runs."""
+    """Requests a stop during the first epoch."""
 
     def after_train(self, exp: Experiment) -> None:
         if exp.epoch == 0:
             exp.request_stop("enough seen")
 
 
-def test_a_requested_stop_returns_and_resumes_as_if_nothing_had_been(
+def test_a_requested_stop_returns_and_resumes_without_a_difference(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings: dict[str, Any] = {"epochs": 3, "ckpt_interval": 1, "CheckpointManager.exact_resume": True}
@@ -318,7 +319,7 @@ def test_a_requested_stop_returns_and_resumes_as_if_nothing_had_been(
     assert metrics(rest.run_dir) == metrics(whole.run_dir)
 
 
-def test_learn_again_goes_on(tmp_path: Path) -> None:
+def test_learn_called_again_continues(tmp_path: Path) -> None:
     exp = run(make_experiment(tmp_path, callbacks=[StopAfterOne], **NO_VAL), lambda e: e.learn())
     assert (exp.epoch, exp.is_finished) == (2, True)
 
@@ -334,7 +335,7 @@ def test_a_collecting_process_stops_too(tmp_path: Path, capsys: pytest.CaptureFi
     assert "after epoch 1 (request_stop): all finished traj" in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_time_limit_stops_after_the_epoch_in_which_it_passes(
+def test_the_time_limit_stops_after_the_epoch_in_which_it_is_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     exp = make_experiment(tmp_path, epochs=5, **{"WallClockLimit.seconds": 10.0}, **NO_VAL)
@@ -345,7 +346,7 @@ def test_the_time_limit_stops_after_the_epoch_in_which_it_passes(
     assert exp.checkpoints.newest_intact_epoch() == (2, [])
 
 
-def test_epochs_one_by_one_give_their_figures(tmp_path: Path) -> None:
+def test_epochs_one_by_one_yield_their_metrics(tmp_path: Path) -> None:
     exp = make_experiment(tmp_path, epochs=3)
     exp.start()
     figures = list(exp.learn_iter())
@@ -357,12 +358,12 @@ def test_epochs_one_by_one_give_their_figures(tmp_path: Path) -> None:
     assert exp.is_finished
 
 
-def test_a_loop_over_epochs_can_ask_for_the_end(tmp_path: Path) -> None:
+def test_a_loop_over_epochs_can_request_the_end(tmp_path: Path) -> None:
     exp = make_experiment(tmp_path, epochs=9, **NO_VAL)
     exp.start()
     for number, _ in enumerate(exp.learn_iter()):
         if number == 1:
             exp.request_stop("the loop has seen enough")
     exp.close()
-    assert exp.epoch == 3  # the request counts for the epoch that the loop goes on with
+    assert exp.epoch == 3  # the request takes effect in the epoch that follows
     assert exp.checkpoints.newest_intact_epoch() == (2, [])
