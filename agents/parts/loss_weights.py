@@ -28,6 +28,7 @@ class WeighByReward(RunningStatistics):
     actions. If all discounts have equal weight and actions are rewarded immediately, most of the variance of
     a long-horizon return is noise, and recall is learned late or not at all.
     Source: ours. Off: `loss_weights = None` (published).
+    Effect: the area under learning curves is 0.15 [0.12, 0.18] larger with it (docs/algorithm.md).
 
     Shapes: `weights` is (G, 1).
 

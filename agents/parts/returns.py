@@ -103,6 +103,7 @@ class LambdaReturns(UncorrectedReturns):
     timestep. Recorded actions that the policy would not take are not corrected, so lambda is smaller than in
     Retrace. Source: Sutton & Barto 2018, eq. 12.18; for Q functions Peng & Williams 1996.
     Off: `returns = @NStep()` (published).
+    Effect: none beyond chance on the double integrator, the one continuous task (docs/algorithm.md).
 
     Args:
         trace_decay: lambda, in [0, 1]; 0 gives one-step targets.
@@ -134,6 +135,8 @@ class Retrace(Returns):
     Actors store the probability mu of each action; without it, mu = 1, which is tree backup.
     Source: Munos et al. 2016, arXiv:1606.02647; tree backup: Precup et al. 2000.
     Off: `returns = @NStep()` (published).
+    Effect: CartPole without velocities is learned by 4 of 5 seeds, without it by none; on other tasks, small
+    gains and losses cancel (docs/algorithm.md).
 
     Args:
         trace_decay: lambda, in [0, 1]; 0 gives one-step targets.

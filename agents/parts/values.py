@@ -203,6 +203,7 @@ class StartAtReward(nn.Module):
     Reason: a constant cost per timestep enters long-horizon values only as fast as the target networks
     follow. Until then, an early end of the episode looks too good or too bad.
     Source: ours. Off: `SummedValues.start = None`.
+    Effect: none on the tasks of the ablation (docs/algorithm.md); it was added for Acrobot-v1.
 
     Args:
         max_horizon: largest number of timesteps over which the reward is summed.
@@ -271,6 +272,8 @@ class FixedUnits(_MovingMoments):
     Reason: values do not change when statistics do, so no weights have to be rescaled in compensation.
     Without a floor, the errors of targets that hardly vary (a constant reward under a small discount) would
     be amplified. Source: ours. Off: `values = @PopArt()` (published).
+    Effect: together with `SummedValues`, the area under learning curves is 0.24 [0.20, 0.27] larger
+    (docs/algorithm.md).
 
     Args:
         beta: rate of the moving averages; higher at first, to correct the bias of their initial values.
@@ -367,6 +370,8 @@ class SummedValues(FixedUnits):
     Reason: knowledge of actions at a short horizon benefits all longer ones immediately. Source:
     Romoff et al. 2019, arXiv:1902.01883; in fixed units: ours. Off: `values = @FixedUnits()`, or `@PopArt()`
     (published).
+    Effect: the area under learning curves is 0.06 [0.03, 0.09] larger than with `FixedUnits`, and 0.24
+    [0.20, 0.27] larger than with `PopArt` (docs/algorithm.md).
 
     Args:
         beta: see FixedUnits.
