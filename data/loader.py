@@ -40,8 +40,7 @@ class BatchLoader:
     since a message costs more than making such a batch.
 
     Windows of similar length share a batch: the windows of `pool_batches` batches are drawn together, sorted
-        by
-    length and cut into batches, which are returned in random order. Each drawn window is used once, so
+    by length and cut into batches, which are returned in random order. Each drawn window is used once, so
     sampling probabilities are the same as without a pool; only the grouping differs. If all windows have one
     length, they are not sorted. The windows of a pool stay in memory until their batches are made. The pool
     is therefore smaller if it would take more than 256 MB; for images in compressed files, choose a smaller
