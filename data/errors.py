@@ -10,7 +10,7 @@ READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)  # errors of writing to a f
 
 
 def visible(text: str) -> str:
-    r"""Escape the text or name of a file for a terminal: unprintable characters become `\x1b` and the like."""
+    r"""Escape text or name of a file for a terminal: unprintable characters become `\x1b` and the like."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 

@@ -208,8 +208,8 @@ class TrajectoryReader:
     Files never change once they have their final name, so a path identifies its content. Small files,
     compressed files and the small arrays of other files are kept in memory. Large observations are
     StoredRows: a slice of the trajectory reads only the rows that it needs. If such a file was modified, it
-        is opened again.
-    Memory and the number of open files are bounded; the least recently used file is closed first.
+    is opened again. Memory and the number of open files are bounded; the least recently used file is closed
+    first.
 
     Args:
         max_ram_bytes: memory for cached data.

@@ -142,7 +142,7 @@ class _Background:
             while self.pieces and os.getpid() == self._owner_pid:
                 self._save(self.pieces[0])
                 self.pieces.popleft()
-        except Exception as error:  # there is no caller left to raise it to
+        except Exception as error:  # no caller is left to raise it to
             if self._saving is not None:  # otherwise the error was raised before
                 _logger.error("%s", self._explain(error, len(self.pieces)))
 
