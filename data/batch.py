@@ -127,7 +127,7 @@ _AnyBatch = TypeVar("_AnyBatch", bound="Batch | RolloutBatch")
 
 
 def _mapped(batch: _AnyBatch, function: Callable[[Tensor], Tensor]) -> _AnyBatch:
-    """The batch with a function applied to each of its tensors."""
+    """Return the batch with a function applied to each of its tensors."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, dict):

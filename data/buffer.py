@@ -76,7 +76,7 @@ class Quarantine:
         self._now = self._list()
 
     def put(self, path: Path, reason: str) -> None:
-        """Move a broken file here, if this process may, and count it."""
+        """Count a broken file, and move it here if this process may."""
         self._last_reason = reason
         done = "left in place"
         try:
@@ -208,7 +208,7 @@ class Buffer:
         value: Callable[[Trajectory], float] | None,
     ) -> None:
         self.path, self.fifo = path, path / "fifo"
-        self._folders = {False: self.fifo, True: path / "protected"}  # by is_protected
+        self._folders = {False: self.fifo, True: path / "protected"}  # keys: is_protected
         self.quarantine = Quarantine(path, may_move=may_move)
         self.files: list[TrajectoryFile] = []
         self.sizes: dict[str, int] = {}

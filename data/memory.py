@@ -105,12 +105,12 @@ class MemoryTrajDataset(RLDataset):
 
     @property
     def num_trajs(self) -> int:
-        """Number of trajectories held."""
+        """Number of stored trajectories."""
         return len(self._trajs)
 
     @property
     def num_timesteps(self) -> int:
-        """Number of transitions held."""
+        """Number of stored transitions."""
         return self._num_timesteps
 
     def sample_random_trajectory(self, rng: np.random.Generator) -> Trajectory:

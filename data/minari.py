@@ -242,7 +242,7 @@ def import_episodes(
     present = {name.traj_id for name in names if name is not None}
     # The library's environments use the registered name without version.
     default_name = str(dataset.id).replace("/", "-") if dataset.env_spec is None else dataset.env_spec.name
-    begin_us, num_present = time.time_ns() // 1000, 0  # whole, as in file names
+    begin_us, num_present = time.time_ns() // 1000, 0  # an integer, as in file names
     written: list[tuple[str, int]] = []
     metadata = dataset.storage.get_episode_metadata(dataset.episode_indices)
     numbers = track(range(len(dataset)))
@@ -311,7 +311,7 @@ class MinariDataset(DiskTrajDataset):
         return _converted(open_minari(self.dataset_id, download=self.download), self.cache_root)
 
     def expect(self, layout: Layout) -> None:
-        """Compare with the spaces of the run.
+        """Compare the dataset with the spaces of the run.
 
         Raises:
             ValueError: If a policy for these spaces cannot be trained on this dataset.
@@ -378,7 +378,7 @@ def export_minari(
     env_id: str | None = None,
     track: Track = iter,
 ) -> tuple[int, int]:
-    """Make a new Minari dataset of trajectory files.
+    """Make a new Minari dataset from trajectory files.
 
     Images are stored losslessly. Environment name and policy version are stored with each episode.
 
@@ -390,7 +390,7 @@ def export_minari(
             [-1, 1].
         track: wrapper that may show progress, used once per reading of the files; see Track.
 
-    Returns: numbers of episodes and of their transitions.
+    Returns: number of episodes, and number of their transitions.
 
     Raises:
         ImportError: If `minari` is not installed.
@@ -409,7 +409,7 @@ def export_minari(
     num_timesteps = 0
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about optional metadata, such as an e-mail address
+            warnings.simplefilter("ignore")  # warnings about optional metadata, such as an e-mail address
             for first in track(range(0, len(episodes), _EPISODES_AT_ONCE)):
                 some = [
                     concatenate([load_trajectory(path) for path in pieces])

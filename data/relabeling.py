@@ -144,7 +144,7 @@ class HindsightRelabeler(Relabeler):
         self.achieved_key, self.goals_key = achieved_key, goals_key
         self.tolerance, self.goal_reward = tolerance, goal_reward
 
-    # ---- what depends on the environment ----
+    # ---- methods that depend on the environment ----
 
     def goals_of(self, traj: Trajectory) -> Array:
         """All goals of a trajectory that begins at reset, in order, (k, D)."""
@@ -183,7 +183,7 @@ class HindsightRelabeler(Relabeler):
         rews[is_reached & ~was_reached] += self.goal_reward
         return rews
 
-    # ---- the same for all ----
+    # ---- methods for all environments ----
 
     def relabel(self, traj: Trajectory, rng: np.random.Generator) -> Trajectory:
         """Return the trajectory with other goals, or itself if there is nothing to replace."""

@@ -71,7 +71,7 @@ class Sampler:
         check_choice("Experiment.padded_sampling", padded_sampling, PADDED_SAMPLING_MODES)
         self.max_seq_len, self.padded_sampling = max_seq_len, padded_sampling
 
-    # ---- which trajectory ----
+    # ---- choice of a trajectory ----
 
     @property
     def needs_values(self) -> bool:
@@ -133,7 +133,7 @@ class Sampler:
             )
         return total
 
-    # ---- which window ----
+    # ---- choice of a window ----
 
     def window(self, length: int, fraction: float) -> tuple[int, int]:
         """Return start (inclusive) and stop (exclusive) of a window; 0 <= start < stop <= length.

@@ -15,7 +15,7 @@ class Sink:
     Derive from this class and override the methods that you need.
 
     Attributes:
-        policy_version: number of the policy that acts from now on; None if it has none.
+        policy_version: number of the policy that acts from now on; None if unknown.
     """
 
     policy_version: int | None = None

@@ -165,7 +165,7 @@ class ObsLeaf:
     @cached_property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the columns that hold the values."""
-        dtype: np.dtype[Any] = np.dtype(storage_dtype(self.space).str)  # NumPy's own object, not a copy of it
+        dtype: np.dtype[Any] = np.dtype(storage_dtype(self.space).str)  # NumPy's own object, not a copy
         return dtype
 
     @cached_property
@@ -420,7 +420,7 @@ class ObsLayout:
 
     Attributes:
         leaves: one per array, sorted by key; the columns given to `write` have the same order.
-        space: Dict of the leaves' spaces. A lone Box, Discrete, … sits under "observation"; nested names are
+        space: Dict of the leaves' spaces. A single Box, Discrete, … is named "observation"; nested names are
             joined with "/"; integers start at zero.
 
     Text becomes numbers if its space is `Tokens`; otherwise it stays text: Python strings in object arrays.

@@ -218,7 +218,7 @@ class TrajectoryWriter(Sink):
         self._rng = np.random.default_rng([seed, actor_id])
         self._num_pieces, self._clock = 0, clock or WritingClock()
         self._clock.follow(self.folder)
-        self._columns: dict[str, Array] = {}  # by field name; one step is one row
+        self._columns: dict[str, Array] = {}  # keys: field names; one step is one row
         self._capacity = _FIRST_CAPACITY
         self._now = 0  # index of the row that holds the newest timestep
         self._starts = np.zeros(num_envs, np.int64)  # index of the first row of each running piece

@@ -14,7 +14,7 @@ from .returned import step_result
 from .sequence_env import SequenceEnv
 
 EPISODE_LENGTH = "max_episode_length"
-"""The attribute that every environment has: where nobody defines it, a `MaxEpisodeLength` provides it."""
+"""An attribute of every environment; a `MaxEpisodeLength` provides it if the environment lacks it."""
 
 
 class MaxEpisodeLength(gym.Wrapper[Any, Any, Any, Any]):
@@ -23,11 +23,11 @@ class MaxEpisodeLength(gym.Wrapper[Any, Any, Any, Any]):
     A running episode counts from its own reset, or from the moment at which this wrapper was added.
 
     Attributes:
-        max_episode_length: the argument of that name.
+        max_episode_length: value of the argument, which may be changed.
         num_steps: env steps of the running episode.
 
     Args:
-        env: the environment.
+        env: environment to wrap.
         max_episode_length: in env steps; None means that this wrapper has no limit.
     """
 
@@ -104,7 +104,7 @@ ATTRIBUTE_QUERIES: dict[str, Callable[..., Any]] = {
     "set_attr": set_attr,
     "call_if_defined": call_if_defined,
 }
-"""Queries of one environment by name; each function takes the environment, then the arguments."""
+"""Queries of one environment, by name; each function takes the environment, then the arguments."""
 
 
 def layers(env: Any) -> Iterator[Any]:

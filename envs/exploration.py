@@ -32,8 +32,8 @@ class ExplorationWrapper(ABC):
         action_space: the policy's, Discrete or MultiDiscrete from zero, or Box(-1, 1, (A,)).
         num_envs: number N of parallel environments.
         seed: seed of the noise.
-        randomize_eps: multiply each environment's noise level by a number drawn uniformly from [0, 1) per
-            episode.
+        randomize_eps: multiply each environment's noise level by a number from [0, 1), drawn uniformly for
+            each episode.
         mean_repeat: mean number of env steps, at least 1, for which a random action (for a Box, the added
             noise) is held within an episode.
         randomize_repeat: draw that mean anew for each environment and episode, log-uniformly from 1 to
@@ -109,7 +109,7 @@ class ExplorationWrapper(ABC):
             return noisy.astype(actions.dtype, copy=False)
         if allowed is not None:
             goes_on &= _all_allowed(self._held, allowed, self.action_space)
-        # This start probability makes a fraction eps of all actions random, even at an episode's begin.
+        # This start probability makes a fraction eps of all actions random, even when an episode starts.
         begin = np.where(episode_timesteps == 0, eps, eps / (eps + self._repeats * (1.0 - eps)))
         noise = self._noise[step]
         if allowed is not None:
@@ -176,7 +176,7 @@ class ExplorationWrapper(ABC):
         }
 
     def load_schedule(self, state: dict[str, Any]) -> None:
-        """Restore the part of `state_dict` that is the same for any number of environments.
+        """Restore the part of `state_dict` that does not depend on the number of environments.
 
         Override it along with `state_dict` if a schedule depends on more than `num_calls`.
         """
@@ -322,13 +322,13 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         num_envs: number of parallel environments.
         seed: seed of the noise.
         rollout_horizon: number of env steps after which the level within an episode reaches its end value.
-        eps_start_start: level at the episode's begin, at the first vector step.
-        eps_start_end: level at the episode's begin, after `steps_anneal` vector steps.
-        eps_end_start: level at the episode's end, at the first vector step.
-        eps_end_end: level at the episode's end, after `steps_anneal` vector steps.
+        eps_start_start: level at the start of an episode, at the first vector step.
+        eps_start_end: level at the start of an episode, after `steps_anneal` vector steps.
+        eps_end_start: level at the end of an episode, at the first vector step.
+        eps_end_end: level at the end of an episode, after `steps_anneal` vector steps.
         steps_anneal: in vector steps (one per call, all N environments together).
         randomize_eps: see `ExplorationWrapper`.
-        curve: values above 1 keep the level of the begin for longer and change to that of the end late.
+        curve: values above 1 hold the start level for longer and move to the end level late.
         eps_first: constant level at an episode's first timestep, for tasks in which the first action decides
             a long course; None treats it like the other timesteps.
     """

@@ -13,7 +13,7 @@ from ..data.spaces import ActionMap
 
 
 class JointActions(gym.wrappers.TransformAction[Any, Any, Any]):
-    """A MultiDiscrete or MultiBinary action as one Discrete choice among its combinations.
+    """Presents a MultiDiscrete or MultiBinary action as one Discrete choice among its combinations.
 
     A policy over independent factors cannot express "this place or that one, but not the row of the one with
     the column of the other". Critics and memories of actions (`Agent.action_memory_type`) also see every

@@ -18,10 +18,10 @@ from ..data.spaces import as_numpy, not_finite, shown
 
 NUM_STEP_PARTS = 5
 METRIC_PREFIX = "metric/"
-"""Keys of `info` that begin so are special metrics: numbers reported under the rest of the key."""
+"""Prefix of special metrics in `info`: numbers that are reported under the rest of the key."""
 MAX_REWARD = float(np.finfo(np.float32).max)
 Metrics = list[tuple[int, str, Any]]
-"""Row of the environment, name, and a float or a list of floats."""
+"""Each entry holds the row of the environment, a name, and a float or a list of floats."""
 
 
 def reset_result(found: Any, env: gym.Env[Any, Any]) -> tuple[Any, dict[str, Any]]:

@@ -33,9 +33,9 @@ _PACKAGES = {
     "gymnax/": ("gymnax", "jax"),
     "xminigrid/": ("xminigrid", "jax"),
 }
-"""Which package has the ids that begin so, and its extra; the package is imported when one is named."""
+"""Package and extra by prefix of environment ids; the package is imported when such an id is used."""
 _REGISTERING = {"envpool": ".envpool_suite", "gymnax": ".jax_suites", "xminigrid": ".jax_suites"}
-"""Modules of ours that register ids of packages that do not; all of these environments are batches."""
+"""Our modules that register ids for packages that do not; all of these environments are batches."""
 
 
 @dataclass(frozen=True)

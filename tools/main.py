@@ -38,7 +38,7 @@ COMMANDS = {
     "sweep": ("loxodon.tools.sweep:main", "search for good settings"),
     "export": ("loxodon.tools.export:main", "a folder to share: policy, configuration, model card"),
 }
-"""Module and function by command, and what it does in a line."""
+"""Module, function and a one-line description of each command."""
 _PARSERS: dict[str, Callable[[Sequence[str]], object]] = {
     "run": parse_run,
     "evaluate": parse_evaluate,

@@ -1,7 +1,7 @@
 """The meaning of the metrics in a run's logs; docs/metrics.md is made from this module.
 
 python -m loxodon.tools.metrics                    # the page
-python -m loxodon.tools.metrics ppo/kl q           # these figures, wherever they occur
+python -m loxodon.tools.metrics ppo/kl q           # these metrics, in all places
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ def _run(
         exp.actors = pool(exp.ctx, ActorSpec(words, args.actors, exp.replay_ratio, first_epoch, device))
     try:
         metrics = exp.learn()
-    except Stopped:  # by a signal, or because no actor is left; everything is stored and closed
+    except Stopped:  # a signal came, or no actor is left; everything is stored and closed
         if failure := getattr(exp.actors, "failure", None):
             say(f"error: {failure}", error=True)
             return FAILED

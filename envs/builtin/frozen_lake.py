@@ -14,7 +14,7 @@ from ..returned import METRIC_PREFIX
 from .task import GRID_MOVES, StepResult, Task, check_counts, check_share
 
 MOST_HOLES = 0.3
-"""Large lakes with a higher share of holes have hardly ever a way across."""
+"""Maximum share of holes. With more, large lakes almost never have a path across."""
 HARD_SWAP, HARD_NOISE, HARD_CRACK = 0.5, 0.25, 0.33
 FALL_PENALTY = -0.1
 

@@ -15,7 +15,7 @@ MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1), (0, 0))
 """Row and column step of the moves 0 up, 1 right, 2 down, 3 left, 4 stay."""
 
 REACHED = -1.0
-"""Stands in the observed goals for goals already reached; (-1, -1) is a corner, always a wall."""
+"""Coordinate shown for goals already reached; (-1, -1) is a corner, which is always a wall."""
 
 SMALLEST_SIZE = 5
 Obs = dict[str, Any]  # float32 arrays
@@ -90,7 +90,7 @@ class MazeRunner(Task):
         self._sensors = np.zeros((size * size, 7), np.float32)  # observation of every cell, at time 0
         self._action_to_move = list(range(len(MOVES)))
         self._goals: list[int] = []
-        self._shown_goals = np.full((num_goals, num_goals, 2), REACHED, np.float32)  # by goals reached
+        self._shown_goals = np.full((num_goals, num_goals, 2), REACHED, np.float32)  # axis 0: goals reached
         self._nothing_left = np.full((num_goals, 2), REACHED, np.float32)
         self._cell = self._time = self._num_reached = 0
 

@@ -19,7 +19,7 @@ _SPLITS = ("train", "test")
 
 @gin.configurable
 class MetaWorld(gym.Env[np.ndarray, np.ndarray]):
-    """One of a benchmark's tasks, and one of its 50 goals, drawn at every reset.
+    """A benchmark that draws one of its tasks, and one of the task's 50 goals, at every reset.
 
     Episodes are truncated by Meta-World's own time limit. Metric of an episode: `success`, whether the task
     was solved at any of its timesteps.

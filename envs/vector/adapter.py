@@ -30,7 +30,7 @@ from .base import SequenceVectorEnv, StepResult
 from .group import ColumnCheck, StepBuffers, column_checks, step_location
 
 SAME, NEXT, DISABLED = "SameStep", "NextStep", "Disabled"
-"""When a finished row is reset: with the step that ended it, with the step after, or only when asked to."""
+"""Times at which a finished row is reset: in the step that ended it, in the next step, or on request."""
 
 
 class AlreadyVectorizedEnv(SequenceVectorEnv):

@@ -126,7 +126,7 @@ class EnvGroup:
 
     Attributes:
         env_names: current name of each environment.
-        failed_row: row of the environment that was being called when the last exception left this object.
+        failed_row: row of the environment that raised the last exception.
         num_steps: steps since all environments were last reset.
 
     Args:

@@ -22,14 +22,14 @@ from ..spec import EnvSpec, build_all, register_as
 from .group import EnvGroup, StepBuffers, check_same_spaces
 
 STEP = b"s"
-"""The one message that asks for a step; actions and results lie in shared memory."""
+"""The message that requests a step; actions and results are in shared memory."""
 CLOSE = b"c"
-"""Asks the worker to end. End-of-file alone would not do: workers forked later hold copies of the pipe."""
+"""The message that ends a worker. End-of-file is not enough: later forked workers hold copies of the pipe."""
 GRACE_S = 30
-"""A worker that was asked to end by SIGTERM lives on for so long, unless its parent ends it before."""
+"""Seconds for which a worker continues after SIGTERM, unless its parent ends it earlier."""
 _GENERATORS = "generators"
 NOTHING_NEW = b""
-"""The answer to a step in which no episode ended, no metric came and no text observation changed."""
+"""The answer to a step without ended episodes, metrics or changed text observations."""
 
 
 class Recipes(NamedTuple):
@@ -72,7 +72,7 @@ class WorkerFailure:
 
 
 def run_worker(connection: Connection, inherited: Sequence[Connection], job: WorkerJob) -> None:
-    """Serve step and reset until the parent asks to close, closes the connection or dies.
+    """Serve step and reset until the parent requests the end, closes the connection or dies.
 
     Args:
         connection: this worker's end.
@@ -83,7 +83,7 @@ def run_worker(connection: Connection, inherited: Sequence[Connection], job: Wor
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent handles it
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _exit_after_grace)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for environments with a model: workers share the cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers with models share the cores
     for other in inherited:
         other.close()
     group: EnvGroup | None = None

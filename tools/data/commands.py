@@ -387,7 +387,7 @@ def _check(args: argparse.Namespace) -> bool:
 
 def _read_all(files: Sequence[FoundFile]) -> tuple[list[tuple[Layout, list[Path]]], dict[Path, str], int]:
     """Return the files of each layout, most common first; broken files with reasons; number of gone ones."""
-    layouts: dict[str, tuple[Layout, list[Path]]] = {}  # by the layout's text
+    layouts: dict[str, tuple[Layout, list[Path]]] = {}  # keys: texts of the layouts
     broken: dict[Path, str] = {}
     num_vanished = 0
     for file in _track("checking")(files):

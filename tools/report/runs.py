@@ -54,7 +54,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Run:
-    """One run.
+    """A run, as read from its folder.
 
     curves: see read_curves. state: state of its learner, in words. settings: hyper-parameters, in gin syntax.
     versions: texts of versions.json. evaluations: contents of evaluations/*.json, oldest first. notes: parts
