@@ -364,7 +364,7 @@ class Buffer:
     def remove_stale_temporaries(self) -> None:
         """Delete temporary files, as of the last listing, that a killed writer left more than an hour ago."""
         for path in self._temporaries:
-            with contextlib.suppress(OSError):  # usually because its writer has just renamed it
+            with contextlib.suppress(OSError):  # its writer has usually just renamed it
                 if time.time() - path.stat().st_mtime > _STALE_TEMPORARY_S:
                     path.unlink()
 

@@ -200,7 +200,7 @@ def split_episodes(
     for stop in sorted({*(last_steps + 1).tolist(), len(rews)}):
         is_known = following is not None or bool(ends[stop - 1 : stop].any())
         span = slice(start, stop if is_known else stop - 1)
-        start, last = stop, slice(stop - 1, stop)  # the last row's index
+        start, last = stop, slice(stop - 1, stop)  # slice of the last row
         if span.start < span.stop:
             after = columns if following is None else following
             seen = {

@@ -277,7 +277,7 @@ class _EpochSource(IterableDataset[Any]):
                 yield self._message(info.id, some)
         except ValueError as error:  # its text already contains the fix
             yield _Failure(ValueError, str(error), traceback.format_exc())
-        except Exception as error:  # the parent raises again any exception of a dataset
+        except Exception as error:  # the parent raises any exception of a dataset again
             text = (
                 f"A loader worker failed: {type(error).__name__}: {error}. Fix: see the traceback above; "
                 "Experiment.dloader_workers = 0 raises the error in this process."

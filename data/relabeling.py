@@ -207,7 +207,7 @@ class HindsightRelabeler(Relabeler):
         num_steps = new_times[-1] if is_complete else len(traj)
         cut = traj.slice(0, num_steps)
         was_reached, is_reached = _mark(old_times, num_steps), _mark(new_times, num_steps)
-        paid = dataclasses.replace(cut, rews=cut.extras.get("raw_rewards", cut.rews))  # before any shaping
+        paid = dataclasses.replace(cut, rews=cut.extras.get("raw_rewards", cut.rews))  # before shaping
         rews = self.edit_rewards(paid, was_reached, is_reached)
         rl2s, dones = cut.rl2s.copy(), cut.dones.copy()
         rl2s[1:, :1] = rews

@@ -107,7 +107,7 @@ class _Background:
                 self._begin()
             elif self._saving.done() or len(self.pieces) > num_left:
                 self._is_awaited.set()
-                error = self._saving.exception()  # waits
+                error = self._saving.exception()  # blocks until the thread is done
                 self._saving = None
                 if error is not None:
                     explained = self._explain(error, len(self.pieces))

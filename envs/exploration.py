@@ -113,7 +113,7 @@ class ExplorationWrapper(ABC):
         begin = np.where(episode_timesteps == 0, eps, eps / (eps + self._repeats * (1.0 - eps)))
         noise = self._noise[step]
         if allowed is not None:
-            # given that it is below begin, the threshold divided by begin is a new uniform number
+            # thresholds below `begin`, divided by it, are again uniform in [0, 1)
             share = np.minimum(self._thresholds[step] / np.maximum(begin, 1e-12), 1.0 - 1e-12)
             noise = _allowed_choice(allowed, self.action_space, share)
         self._goes_on, self._begin = goes_on, begin

@@ -287,7 +287,7 @@ def register_as(specs: Iterable[EnvSpec], known: Mapping[str, Any]) -> None:
     for spec in specs:
         if isinstance(spec.target, str):
             with contextlib.suppress(ValueError):  # ignore ids that only `known` has
-                _registered_name(spec.target)  # registrations of the id's module come first
+                _registered_name(spec.target)  # the id's module registers its own ids first
     gym.registry.update(known)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from .returned import METRIC_PREFIX
 
 logger = logging.getLogger("loxodon")
-_OWN = ("return", "return_p20", "episode_length", "episodes", "env_steps")  # each also as <figure>/<env>
+_OWN = ("return", "return_p20", "episode_length", "episodes", "env_steps")  # also logged as <figure>/<env>
 
 
 def _join(prefix: str, name: str) -> str:

@@ -62,7 +62,7 @@ class FrozenLake(Task):
         self.observation_space = gym.spaces.Box(0.0, 1.0, (2,), np.float32)
         self.action_space = gym.spaces.Discrete(len(GRID_MOVES))
         self._holes = [[False] * size for _ in range(size)]  # [row][column]
-        self._cracked = [list(row) for row in self._holes]  # including holes that opened behind the agent
+        self._cracked = [list(row) for row in self._holes]  # also has the holes that opened behind the agent
         self._moves = list(GRID_MOVES)
         self._x, self._y, self._time = 0, 0, 0
 

@@ -51,7 +51,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
     """
 
     def __init__(self, specs: Sequence[EnvSpec]) -> None:
-        self.closed = True  # until there is an environment to close
+        self.closed = True  # nothing needs closing yet
         if any(spec is not specs[0] and spec != specs[0] for spec in specs[1:]):
             raise ValueError(
                 f"already_vectorized got {len(specs)} different environments, but builds a single one. "

@@ -65,7 +65,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
         share: int = 1,
         seed: int | None = None,
     ) -> None:
-        self.closed = True  # until there are workers to close
+        self.closed = True  # nothing needs closing yet
         if context is not None:
             check_choice("Experiment.async_env_mp_context", context, CONTEXTS)
         num_workers = _count_workers(num_workers, len(specs), share)

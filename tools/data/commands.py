@@ -48,7 +48,7 @@ _COMPRESSION_AT, _STORED = 8, b"\0\0"
 _DEFAULT_ROWS = 20
 # Numbers of an observation or action in the table; of more, the first three and the last.
 _MAX_SHOWN_NUMBERS = 4
-MAX_LOW_DIMENSIONS = 64  # maximum of numbers per timestep; a larger observation is only named
+MAX_LOW_DIMENSIONS = 64  # maximum number of values per timestep; larger observations are only named
 
 
 class _Parser(argparse.ArgumentParser):
