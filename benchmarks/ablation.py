@@ -217,9 +217,9 @@ def _row_line(found: dict[Key, dict[str, Any]], row: str, seeds: Sequence[int]) 
             for key in keys
             if (REFERENCE, name, key[2]) in found
         ]
-    by_task = {name: differences for name, differences in by_task.items() if differences}
+    by_task = {name: differences for name, differences in by_task.items() if len(differences) > 1}
     if not by_task:
-        return f"| {ROWS[row].leaves_out} | no run to compare with | | |"
+        return f"| {ROWS[row].leaves_out} | not enough runs | | |"
     intervals = {name: bootstrap([differences]) for name, differences in by_task.items()}
     overall = bootstrap(list(by_task.values()))
     cells = [f"{name} {interval.mean:+.2f}" for name, interval in intervals.items() if interval.sign]
