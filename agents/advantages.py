@@ -18,12 +18,12 @@ _MIN_STD = 1e-8  # keeps equal advantages finite
 class AdvantageNorm:
     """Shift advantages to mean 0 and scale them to standard deviation 1.
 
-    Only places that count enter the statistics, those of all processes that train together; all of them have
-    to call at the same time. Fewer than two places stay as they are.
+    Statistics cover only the places where the mask is True, in all processes that train together. These
+    processes have to call at the same time. Fewer than two places are left unchanged.
 
     Args:
-        mode: "none"; "batch", a whole rollout at once; "minibatch", every minibatch for itself; "ema", each
-            rollout by moving averages over the rollouts before it (the first by its own statistics).
+        mode: "none"; "batch" normalises a whole rollout at once; "minibatch", each minibatch separately;
+            "ema", each rollout by moving averages over earlier rollouts (the first by its own statistics).
         ema_alpha: weight of the newest rollout in those averages.
         ema_min_std: smallest deviation in mode "ema".
         ema_clip: largest absolute result in mode "ema".
@@ -55,7 +55,7 @@ class AdvantageNorm:
 
     @property
     def per_minibatch(self) -> bool:
-        """Whether to call this for every minibatch, rather than once per rollout."""
+        """True if this is called for every minibatch, rather than once per rollout."""
         return self.mode == "minibatch"
 
     @torch.no_grad()
@@ -84,7 +84,7 @@ class AdvantageNorm:
         return normalized.masked_fill(~mask, 0.0).float()
 
     def _averages(self, mean: float | None, var: float | None) -> tuple[float | None, float | None]:
-        """Take in this rollout's statistics; return those of before, or this rollout's if it is the first."""
+        """Add this rollout's statistics; return the earlier ones, or this rollout's if it is the first."""
         old_mean, old_var = self._mean, self._var
         if mean is None or var is None:
             return old_mean, old_var
@@ -100,7 +100,7 @@ class AdvantageNorm:
         return {"mean": self._mean, "var": self._var}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Restore the averages that `state_dict` returned."""
         self._mean, self._var = state["mean"], state["var"]
 
 

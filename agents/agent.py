@@ -31,9 +31,10 @@ class Agent(OffPolicyAgent):
         actor loss  = -online_coeff (min_c Q_c(sg(s), a ~ pi) - mu) / sigma - offline_coeff f(A) log pi(a | s)
         A           = mean_c Q_c(s, a) - mean_c E Q_c(s, a ~ pi), in environment units
         loss        = loss_weights (actor loss + Experiment.critic_loss_weight * critic loss)
-    Names of settings stand for parts (see `agents/parts/`); mu and sigma are those of `values`, m is
-    reward_multiplier, and primes are Polyak averages. With the default parts this is the published agent;
-    `gin_configs/base_offpolicy.gin` lists what we recommend instead, and docs/algorithm.md compares the two.
+    critic_subset, returns, values and loss_weights are parts (see `agents/parts/`). mu and sigma come from
+    `values`, m is reward_multiplier, and primes are Polyak averages. With the default parts this is the
+    published agent; `gin_configs/base_offpolicy.gin` has the recommended settings, and docs/algorithm.md
+    compares the two.
     The critics' parameters get no gradient from the actor loss. MultiDiscrete actions enter the critics like
     continuous ones, as one-hots; gradients pass through samples of them (see MultiCategorical).
 
@@ -41,7 +42,7 @@ class Agent(OffPolicyAgent):
     arXiv:2101.05982.
 
     Args:
-        *given: what code supplies, see BaseAgent.
+        *given: arguments that code supplies, see BaseAgent.
         online_coeff: weight of the first actor term.
         offline_coeff: weight of the second actor term.
         fbc_filter_func: f above.
@@ -79,7 +80,7 @@ class Agent(OffPolicyAgent):
             self.need_gradient_of_samples("online_coeff = 0")
 
     def compile_learning(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        # gin looks its settings up under a lock
+        # gin looks up the filter's settings under a lock, which torch.compile cannot trace.
         torch.compiler.allow_in_graph(self.fbc_filter_func)  # type: ignore[no-untyped-call]
         super().compile_learning(backend)
 
@@ -106,9 +107,9 @@ class Agent(OffPolicyAgent):
         return LossTerms(actor_loss, critic_loss, metrics)
 
     def _action_values(self, transitions: Transitions, policy: PolicyDistribution) -> tuple[Tensor, Tensor]:
-        """Values (B, L, C, G, 1) of recorded actions, and of the policy's for the actor loss.
+        """Values (B, L, C, G, 1) of the recorded actions, and of the policy's actions for the actor loss.
 
-        The second carries gradient into the policy alone, not into critics or their state input.
+        Gradients of the latter reach only the policy, not the critics or their state input.
         """
         state = transitions.current.state
         if isinstance(policy, Categorical):
@@ -120,7 +121,7 @@ class Agent(OffPolicyAgent):
 
     @torch.no_grad()
     def _advantages(self, q_data: Tensor, q_policy: Tensor) -> Tensor:
-        """(B, L, G, 1) how much better the recorded action is than the policy, environment units."""
+        """(B, L, G, 1) advantages of the recorded actions over the policy, in environment units."""
         return (q_data - q_policy).mean(2) / self.reward_multiplier
 
     def judge(self, transitions: Transitions) -> Judgement:

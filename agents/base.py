@@ -1,4 +1,4 @@
-"""What every agent shares: the sequence model, acting, and the once-per-update duties."""
+"""Base class of all agents: the sequence model, acting, and the work after each update."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LossTerms:
     Attributes:
         actor: (B, L, G, 1) float.
         critic: (B, L, C, G, 1) float.
-        metrics: scalar tensors by name. For several processes the logs have their mean, weighted by real
+        metrics: scalar tensors by name. With several processes, the logs contain their mean, weighted by real
             timesteps, or the extreme if the name ends in `_min` or `_max`.
         extra: auxiliary losses by name, each (B, L, ...) float. They are masked and averaged like the others,
             multiplied by `Experiment.extra_loss_weights`, and logged as `<name>_loss`.
@@ -51,18 +51,18 @@ class LossTerms:
 
 @dataclass(frozen=True)
 class ActOutput:
-    """What acting for one timestep of N envs gives.
+    """The result of acting for one timestep of N envs.
 
     Attributes:
-        actions: what the envs take: (N,) int64 if discrete, (N, K) int64 for K discrete choices at once,
+        actions: input of the envs: (N,) int64 if discrete, (N, K) int64 for K discrete choices at once,
             (N, A) float32 in [-1, 1] otherwise.
-        hidden_state: to act on from.
-        extras: each (N, ...): what trajectory files and the rollout buffer keep of every step, whatever it is
-            called, under the same names at every timestep. Of an on-policy agent "log_probs" (N, 1) float32
-            is always there, "values" (N, 1) float32 unless nobody reads it; "samples" (N, A) float32 where
-            what the policy drew is not what the envs are given. "action_probs" (N, A) float32, (N, K, M) for
-            factors of at most M actions, is what the actions were drawn from: with the noise on top of them
-            it becomes the "log_probs" that are kept.
+        hidden_state: input of the next call.
+        extras: arrays (N, ...) that trajectory files and the rollout buffer store for every step, with the
+            same names at every timestep. On-policy agents always have "log_probs" (N, 1) float32; "values"
+            (N, 1) float32 unless nobody reads them; and "samples" (N, A) float32 if the policy's samples
+            differ from the actions of the envs. "action_probs" (N, A) float32, or (N, K, M) for factors of
+            at most M actions, are the probabilities that the actions were drawn with; combined with
+            exploration noise they become the "log_probs" that are stored.
     """
 
     actions: Tensor
@@ -77,19 +77,20 @@ CODE_SUPPLIED = ["obs_space", "action_space", "tstep_encoder_type", "traj_encode
 class BaseAgent(nn.Module, ABC):
     """A timestep encoder, a trajectory encoder, and the heads that a subclass adds.
 
-    A subclass declares its own settings and passes everything else on, by `*given` and `**shared`. What it
-    passes on belongs to its signature too, for gin, checks of configs and people.
+    A subclass declares its own settings and passes all others on, by `*given` and `**shared`. The parameters
+    that it passes on are part of its signature too, for gin, checks of configs and readers.
 
     Args:
         obs_space: named observations.
         action_space: Discrete or MultiDiscrete (K,) starting at 0, or Box of shape (A,) within [-1, 1].
         tstep_encoder_type, traj_encoder_type: built here from positional arguments only; gin sets the rest.
         max_seq_len: longest training sequence in transitions.
-        distribution_type: of the policy, by name or as a class; None: as the action space asks. See
-            `policies.distribution_for`.
-        action_mask_key: observation that tells which discrete actions are allowed (see
-            `policies.ActionMask`); others are never taken, nor bootstrapped from. None: all are.
-        pass_obs_keys_to_actor: Box observations that the policy's head reads beside the state, as they are.
+        distribution_type: distribution of the policy, by name or as a class; None for the default of the
+            action space. See `policies.distribution_for`.
+        action_mask_key: observation that marks the allowed discrete actions (see `policies.ActionMask`);
+            others are never taken, nor bootstrapped from. None: all actions are allowed.
+        pass_obs_keys_to_actor: Box observations that the policy's head reads, unchanged, in addition to the
+            state.
         pass_timestep_to_heads: append the normalised embedding of the timestep to the trajectory encoder's
             output, which may hardly change between two timesteps late in an episode.
     Raises: ValueError for any other action space, or settings that do not fit it.
@@ -135,15 +136,16 @@ class BaseAgent(nn.Module, ABC):
         self.traj_encoder = traj_encoder_type(self.tstep_encoder.emb_dim, max_seq_len)
         self.timestep_norm = RMSNorm(self.tstep_encoder.emb_dim) if pass_timestep_to_heads else None
         self.action_memory: ActionMemory | None = None
-        # By the prefix of their exported hidden states. The policy reads the first one. A hidden state of the
-        # agent is a tuple with one of each.
+        # The keys are prefixes of exported hidden states. The policy reads the first model. A hidden state of
+        # the agent is a tuple with the state of each model.
         self.sequence_models = {"": SequenceModel(self.tstep_encoder, self.traj_encoder, self.timestep_norm)}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own: Any = vars(cls).get("__init__")
         parent: Any = cls.__mro__[1]
-        # A base class that gin has wrapped gets its settings by its own name, which must not be given twice.
+        # gin sets the parameters of a wrapped base class by that class's own name, so the subclass must not
+        # declare them again.
         if own is not None and inspect.unwrap(parent.__init__) is parent.__init__:
             _declare_what_is_passed_on(own, parent.__init__)
 
@@ -157,29 +159,29 @@ class BaseAgent(nn.Module, ABC):
 
     @property
     def state_dim(self) -> int:
-        """Width D of states, without what an ActionMemory adds."""
+        """Width D of states, without an ActionMemory's part."""
         return self._models[0].dim
 
     @property
     def actor_dim(self) -> int:
-        """Width of `actor_input`, without what an ActionMemory adds."""
+        """Width of `actor_input`, without an ActionMemory's part."""
         return self.state_dim + self._actor_obs_dim
 
     def actor_input(self, state: Tensor, obs: dict[str, Tensor]) -> Tensor:
-        """What policies read: states (..., D) of timesteps, and the observations passed on to the actor."""
+        """Inputs of policies: states (..., D) of timesteps and the observations passed on to the actor."""
         if not self.actor_obs_keys:
             return state
         raw = [obs[key].reshape(*state.shape[:-1], -1).float() for key in self.actor_obs_keys]
         return torch.cat([state[..., : self.state_dim], *raw, state[..., self.state_dim :]], dim=-1)
 
     def restrict(self, policy: PolicyDistribution, obs: dict[str, Tensor]) -> PolicyDistribution:
-        """The policy, or policies (..., G, P), without the actions that observations (..., *) rule out."""
+        """The policy, or policies (..., G, P), without the actions that observations (..., *) forbid."""
         if self.action_mask is None:
             return policy
         return policy.masked(self.allowed_actions(obs, policy.params))
 
     def allowed_actions(self, obs: dict[str, Tensor], like: Tensor) -> Tensor:
-        """(..., A) bool, True where the mask allows it, with axes of 1 to fit `like`, such as (..., G, A)."""
+        """(..., A) bool, True for allowed actions, with axes of size 1 to fit `like`, such as (..., G, A)."""
         assert self.action_mask is not None
         space = self.obs_space[self.action_mask.key]
         mask = obs[self.action_mask.key]
@@ -187,7 +189,7 @@ class BaseAgent(nn.Module, ABC):
         return allowed.reshape(*allowed.shape[:-1], *[1] * (like.dim() - allowed.dim()), allowed.shape[-1])
 
     def encode(self, batch: Batch) -> Tensor:
-        """States (B, L+1, D) of all timesteps of a batch, padding included; with an ActionMemory D + AK."""
+        """States (B, L+1, D) of all timesteps of a batch, padding included; an ActionMemory adds AK to D."""
         return self._models[0].encode(batch, mask=batch.timestep_mask, resets=batch.resets)
 
     @property
@@ -204,12 +206,12 @@ class BaseAgent(nn.Module, ABC):
         return tuple(model.reset_hidden_state(memory, ended) for model, memory in pairs)
 
     def export_hidden_state(self, state: Any) -> dict[str, Tensor]:
-        """Copies of what a hidden state holds of each env, (N, ...); see TrajEncoder.export_hidden_state."""
+        """Copies of a hidden state, one row per env, (N, ...); see TrajEncoder.export_hidden_state."""
         pairs = zip(self._models, state, strict=True)
         return self._joined([model.export_hidden_state(memory) for model, memory in pairs])
 
     def import_hidden_state(self, rows: dict[str, Tensor]) -> Any:
-        """A hidden state to act on from exported rows."""
+        """The hidden state that continues from exported rows."""
         pairs = self.sequence_models.items()
         return tuple(model.import_hidden_state(under(prefix, rows)) for prefix, model in pairs)
 
@@ -223,13 +225,13 @@ class BaseAgent(nn.Module, ABC):
     ) -> ActOutput:
         """Act for one timestep of N envs; every rollout calls this.
 
-        A subclass may do so in its own way, here or in `get_actions`, and add to `extras`.
+        A subclass may override this or `get_actions`, and add to `extras`.
 
         Args:
             obs: each (N, ...).
             rl2s: (N, 1+A) float32.
             time_idxs: (N, 1) int64.
-            hidden_state: what the previous call returned.
+            hidden_state: result of the previous call.
             sample: draw from the policy; otherwise take its mode.
         """
         return ActOutput(*self.get_actions(obs, rl2s, time_idxs, hidden_state, sample))
@@ -237,19 +239,19 @@ class BaseAgent(nn.Module, ABC):
     def get_actions(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> tuple[Tensor, Any]:
-        """As `act`, but returns actions and the new hidden state alone."""
+        """Act like `act`, but return only the actions and the new hidden state."""
         return self._act(obs, rl2s, time_idxs, hidden_state, sample)[:2]
 
     def compile_acting(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        """Let torch.compile fuse the operations of acting; the first call takes long."""
-        # An attribute of the instance, and no wrapped module, so that parameters keep their names.
+        """Compile acting with torch.compile; the first call is slow."""
+        # Compiling a method instead of wrapping the module keeps the names of the parameters.
         self._act = torch.compile(self._act, backend=backend)  # type: ignore[method-assign]
 
     def compile_learning(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        """Let torch.compile fuse the losses of updates; the first update takes long.
+        """Compile the losses of updates with torch.compile; the first update is slow.
 
-        Losses of off-policy agents and BCAgent are one graph, but for GRU and LSTM, around which it is cut,
-        hybrids and Gaussian mixtures. Updates with metrics are not compiled.
+        The losses of off-policy agents and BCAgent are a single graph, except with GRU or LSTM, which break
+        it, hybrids and Gaussian mixtures. Updates with metrics are not compiled.
         """
         plain = self.forward
         compiled = torch.compile(plain, backend=backend)
@@ -257,13 +259,13 @@ class BaseAgent(nn.Module, ABC):
         def forward(batch: Any, with_metrics: bool = False) -> LossTerms:
             return plain(batch, True) if with_metrics else compiled(batch)
 
-        # An attribute of the instance, and no wrapped module, so that parameters keep their names.
+        # Replacing a method instead of wrapping the module keeps the names of the parameters.
         self.forward = forward  # type: ignore[method-assign]
 
     def _act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> tuple[Tensor, Any, dict[str, Tensor]]:
-        memory, *others = hidden_state  # the policy's state, then states of models that it does not read
+        memory, *others = hidden_state  # the state of the policy's model, then those of the other models
         state, memory = self._models[0].encode_timestep(obs, rl2s, time_idxs, memory)
         policy = self.restrict(self.policy(self.actor_input(state, obs)), obs)
         action = policy.act(sample)
@@ -272,7 +274,7 @@ class BaseAgent(nn.Module, ABC):
         return action, (memory, *others), extras
 
     def _act_extras(self, policy: PolicyDistribution, sample: bool) -> dict[str, Tensor]:
-        """What a step stores about its actions, see ActOutput.extras."""
+        """Data about the actions that a step stores; see ActOutput.extras."""
         return {}
 
     # --- hooks of rollouts, see rollout_hooks.py -------------------------------------------------------
@@ -286,14 +288,14 @@ class BaseAgent(nn.Module, ABC):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Hook: end episodes that their environments would continue.
 
-        Called after every step of a training rollout, not in evaluations. Where the agent ends an episode,
-        the environment is reset within the same step, as where it ends one itself.
+        Called after every step of a training rollout, not in evaluations. If the agent ends an episode, the
+        environment is reset within the same step, as if it had ended the episode itself.
 
         Args:
-            obs: each (N, ...), what followed the actions, the final observation where an episode ended.
+            obs: each (N, ...), observations after the actions; the final observation if an episode ended.
             rewards: (N,) float32, the environments' own.
-            terminated: (N,) bool, of the environments. What has ended cannot be continued.
-            truncated: (N,) bool, of the environments too.
+            terminated: (N,) bool, the environments' own. Episodes that have ended cannot be continued.
+            truncated: (N,) bool, the environments' own.
         Returns: terminated and truncated, (N,) bool.
         """
         return terminated, truncated
@@ -303,29 +305,29 @@ class BaseAgent(nn.Module, ABC):
     ) -> dict[str, np.ndarray]:
         """Hook: entries that the agent adds to the environment's observations.
 
-        They are acted on, stored and learned from like all others. An agent that adds some gives the
-        constructor of BaseAgent an obs_space that has them. Called once for every timestep, in evaluations
-        too, and once more for final observations. The agent must not keep them itself, since several groups
-        of environments act with one agent.
+        They are acted on, stored and learned from like all other observations. An agent that adds some passes
+        an obs_space that contains them to the constructor of BaseAgent. Called once for every timestep, in
+        evaluations too, and once more for final observations. The agent must not keep the entries itself,
+        since several groups of environments share one agent.
 
         Args:
             obs: each (N, ...), the environment's.
-            info: each (N, ...), the agent's own entries at the timestep before; None at the first one of all.
-            is_first: (N,) bool, True where an episode begins, and `info` is that of another one.
-        Returns: each (N, ...), as obs_space says.
+            info: each (N, ...), the agent's own entries at the previous timestep; None at the very first one.
+            is_first: (N,) bool, True where an episode begins; `info` then belongs to another episode.
+        Returns: each (N, ...), as declared in obs_space.
         """
         return {}
 
     def combine_rewards(self, rewards: np.ndarray, terms: dict[str, np.ndarray]) -> np.ndarray:
-        """Hook: the rewards to learn from, made of the environment's reward and its terms.
+        """Hook: the rewards to learn from, computed from the environment's reward and its terms.
 
         Called after every step of a training rollout, before RewardShaping. The policy's input and the
-        figures keep the environment's own reward.
+        metrics keep the environment's own reward.
 
         Args:
             rewards: (N,) float32, the environments' own.
-            terms: (N,) float32 by name, what environments report as info["metric/reward/<name>"] in this
-                step; 0 where one does not. Names that none has reported are missing.
+            terms: (N,) float32 by name, reported by environments as info["metric/reward/<name>"] in this
+                step; 0 for environments that do not report it. Names that no environment reports are missing.
         Returns: (N,) float.
         """
         return rewards
@@ -333,11 +335,11 @@ class BaseAgent(nn.Module, ABC):
     def on_checkpoint_loaded(self, is_resume: bool) -> None:
         """Hook: called after weights and buffers were loaded, from any source.
 
-        An agent may bring up to date what it keeps outside of its parameters and buffers.
+        An agent may update state that it keeps outside of its parameters and buffers.
 
         Args:
-            is_resume: True if the whole run continues from a training state, optimizer and counters included;
-                False if only weights were loaded.
+            is_resume: True if the whole run continues from a training state, including optimizer and
+                counters; False if only weights were loaded.
         """
 
     def trainable_params(self) -> list[nn.Parameter]:
@@ -345,7 +347,7 @@ class BaseAgent(nn.Module, ABC):
         return [p for p in self.parameters() if p.requires_grad]
 
     def after_update(self) -> None:
-        """Once per optimizer step, after it, in all training processes: let running statistics move."""
+        """Update running statistics; called after every optimizer step, in all training processes."""
         statistics = [module for module in self.modules() if isinstance(module, RunningStatistics)]
         sum_over_processes(statistics)
         for module in statistics:
@@ -353,7 +355,7 @@ class BaseAgent(nn.Module, ABC):
 
 
 def _declare_what_is_passed_on(own: Any, base: Any) -> None:
-    """Put the parameters of `base` that a constructor passes on to it into the signature of `own`."""
+    """Add the parameters that the constructor `own` passes on to `base` to the signature of `own`."""
     params = inspect.signature(own).parameters.values()
     passed = {p.kind for p in params} & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
     found = {p.name: p for p in params if p.kind not in passed}
@@ -362,7 +364,7 @@ def _declare_what_is_passed_on(own: Any, base: Any) -> None:
         if (p.VAR_KEYWORD if is_keyword else p.VAR_POSITIONAL) in passed:
             found.setdefault(name, p)
     own.__signature__ = inspect.Signature(sorted(found.values(), key=lambda p: p.kind))
-    with contextlib.suppress(NameError):  # the annotation names something that only type checkers import
+    with contextlib.suppress(NameError):  # an annotation may need an import that only type checkers do
         own.__annotations__ = get_type_hints(base) | own.__annotations__
 
 
@@ -372,7 +374,7 @@ def under(prefix: str, rows: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _width_of(obs_space: spaces.Dict, keys: Sequence[str], setting: str) -> int:
-    """Numbers in the observations under `keys`. Raises: ValueError for what has none."""
+    """Total width of the observations under `keys`. Raises: ValueError for keys of other kinds."""
     fitting = {
         key: space for key, space in obs_space.items() if isinstance(space, spaces.Box | spaces.MultiBinary)
     }

@@ -1,4 +1,4 @@
-"""Behaviour cloning: the policy of whoever made the data."""
+"""Behaviour cloning: imitation of the policy that made the data."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .masks import masked_mean
 
 @gin.configurable(denylist=CODE_SUPPLIED)
 class BCAgent(BaseAgent):
-    """A policy that imitates all actions of the data, good or bad, from observations and their history.
+    """A policy that imitates all actions in the data, good or bad, from observations and their history.
 
         loss = -log pi(a | s) - entropy_coeff H(pi(s))
 
     Source: Pomerleau 1991, "Efficient training of artificial neural networks for autonomous navigation".
 
     Args:
-        *given: what code supplies, see BaseAgent.
+        *given: arguments that code supplies, see BaseAgent.
         entropy_coeff: weight of an entropy bonus, in nats.
         actor_type: builds the policy head.
         **shared: settings of BaseAgent.
@@ -44,7 +44,7 @@ class BCAgent(BaseAgent):
         return self.distribution(self.actor(state).params[..., -1, :])
 
     def forward(self, batch: Batch, with_metrics: bool = False) -> LossTerms:
-        """As BaseAgent says; there is no critic, its loss is 0."""
+        """The losses of a batch, see BaseAgent.forward; the critic loss is 0."""
         state, obs = self.encode(batch)[:, :-1], {key: x[:, :-1] for key, x in batch.obs.items()}
         policy = self.restrict(self.policy(self.actor_input(state, obs)), obs)
         log_probs = policy.log_prob(batch.actions)

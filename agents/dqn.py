@@ -23,7 +23,7 @@ from .parts import RandomSubset
 
 
 class GreedyPolicy(Categorical):
-    """The action with the largest of the values (..., A), at a logarithm of 0; samples are that one, too."""
+    """The action with the largest of the values (..., A), with log-probability 0; samples equal the mode."""
 
     def _logarithms(self) -> Tensor:
         is_best = F.one_hot(self.params.argmax(-1), self.params.shape[-1]) > 0
@@ -35,14 +35,14 @@ class GreedyPolicy(Categorical):
 
 @gin.configurable(denylist=CODE_SUPPLIED)
 class DQNAgent(OffPolicyAgent):
-    """Critics of all discrete actions, and the greedy policy; exploration is the environment side's affair.
+    """Critics of all discrete actions, and the greedy policy; exploration is left to the environment side.
 
     Per discount g (the last one acts), with s the shared encoder's output:
         y = m r + g (1 - d) min_{c in subset} Q'_c(s', argmax_a mean_c Q_c(s', a))
         loss = ((Q_c(s, a) - y) / sigma)^2
-    The argmax is taken of Q' without double_q. Q' are Polyak averages, sigma is that of `values`. Critics are
-    dueling ones unless critic_type says otherwise. R2D2 is this with NStep.n = 5, burn_in and priorities,
-    which are a setting of DiskTrajDataset.
+    Without double_q, the argmax is over Q'. Q' are Polyak averages, sigma comes from `values`. Critics are
+    dueling networks by default. R2D2 is this agent with NStep.n = 5, burn_in and prioritised sampling (see
+    DiskTrajDataset).
 
     Source: Mnih et al. 2015; van Hasselt et al. 2016, arXiv:1509.06461 (double); Wang et al. 2016,
     arXiv:1511.06581 (dueling); Kapturowski et al. 2019 (R2D2).
@@ -50,8 +50,8 @@ class DQNAgent(OffPolicyAgent):
     Args:
         obs_space: see BaseAgent.
         action_space: Discrete.
-        *given: what else code supplies, see BaseAgent.
-        double_q: choose the next action by Q and judge it by Q', else both by Q'.
+        *given: other arguments that code supplies, see BaseAgent.
+        double_q: choose the next action by Q and evaluate it by Q'; otherwise use Q' for both.
         num_critics: see OffPolicyAgent.
         critic_subset: see OffPolicyAgent.
         critic_type: builds the critics.

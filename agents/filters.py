@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 _LEAST, _MOST = 1e-7, 10.0  # bounds of a weight that depends on the size of the advantage
-_SLOPE_BELOW, _AT_ZERO = 0.05, 0.01  # the ramp's slope below tau, relative to that above; its height at 0
+_SLOPE_BELOW, _AT_ZERO = 0.05, 0.01  # slope of the ramp below tau, relative to the slope above; height at 0
 
 
 @gin.configurable(denylist=["advantages"])
@@ -23,10 +23,10 @@ def binary_filter(advantages: Tensor) -> Tensor:
 
 @gin.configurable(denylist=["advantages"])
 def exp_filter(advantages: Tensor, *, beta: float = 1.0) -> Tensor:
-    """exp(beta A) of advantages A, at least 1e-7 and at most 10. Any shape.
+    """Exponential weights exp(beta A) of advantages A, clipped to [1e-7, 10]. Any shape.
 
     Args:
-        advantages: given by the agent, environment units.
+        advantages: given by the agent, in environment units.
         beta: how sharply better actions are preferred.
     Source: Nair et al. 2020 (AWAC), arXiv:2006.09359, eq. 13.
     """
@@ -38,10 +38,10 @@ def leaky_relu_filter(advantages: Tensor, *, beta: float = 2.0, tau: float = 0.0
     """`binary_filter` plus a ramp that distinguishes good actions from better ones. Any shape.
 
         f(A) = 1[A > 0] + clip(bias + leaky_relu((A - tau) / beta))
-    with the bias that gives the ramp the height 0.01 at A = 0; it is clipped to [1e-7, 10].
+    The bias sets the height of the ramp at A = 0 to 0.01; the ramp is clipped to [1e-7, 10].
 
     Args:
-        advantages: given by the agent, environment units.
+        advantages: given by the agent, in environment units.
         beta: advantage over which the ramp rises by 1.
         tau: advantage at which the ramp becomes steep; below, its slope is a twentieth.
     """

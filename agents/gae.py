@@ -19,22 +19,22 @@ def gae(
     discount: float,
     lam: float,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages, and the returns that values should predict.
+    """Compute advantages, and the returns that values should predict.
 
         delta_t = r_t + discount * (0 if terminated_t else V'_t) - V_t
         A_t = delta_t + discount * lam * (0 if ended_t else A_{t+1}),  A_T = 0
         R_t = A_t + V_t
-    With lam = 1 the returns are Monte Carlo returns, bootstrapped where a step is cut but not terminated.
+    With lam = 1 the returns are Monte Carlo returns that bootstrap at truncations.
 
     Args:
         rewards: (T, N) float32.
-        values: (T, N) float32, V of the timestep that was acted on.
-        next_values: (T, N) float32, V' of what followed: of the next timestep while the episode runs, of the
-            final observation where it was truncated. Ignored where it terminated, NaN included.
+        values: (T, N) float32, V of the timestep at which each action was taken.
+        next_values: (T, N) float32, V' of the timestep after it: the next one while the episode continues,
+            the final observation if it was truncated. Ignored, even if NaN, if it terminated.
         terminated: (T, N) bool.
         ended: (T, N) bool, terminated or truncated.
-        mask: (T, N) bool, True where a step was taken; None: everywhere. Other places are ignored, NaN
-            included: they get 0, and nothing reaches the steps before them.
+        mask: (T, N) bool, True where a step was taken; None: everywhere. Other places are ignored, even if
+            NaN: their results are 0, and they do not affect earlier steps.
         discount: in [0, 1].
         lam: in [0, 1].
     Returns: advantages and returns, (T, N) float32 each.
@@ -59,8 +59,8 @@ class GAE:
     Args:
         gamma: discount per timestep.
         lam: 0 looks one step ahead, 1 to the end of the episode or rollout.
-        time_limit_bootstrap: an episode that was cut off is worth what the value function expects of its
-            final observation; without it, a truncation counts as a termination.
+        time_limit_bootstrap: bootstrap from the value of the final observation of a truncated episode;
+            otherwise a truncation counts as a termination.
     Raises: ValueError for gamma or lam outside [0, 1].
     """
 

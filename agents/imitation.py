@@ -1,4 +1,4 @@
-"""Learning from demonstrations with an on-policy agent: what others did, and what came of it."""
+"""Learning from demonstrations with an on-policy agent: their actions and their returns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EstimateReturns = Callable[..., tuple[Tensor, Tensor]]
 
 
 class Imitator(Protocol):
-    """What imitation needs of an agent; of its sequence models the policy's is first, the critic's last."""
+    """The agent's side of imitation; the first sequence model is the policy's, the last the critic's."""
 
     training: bool
     sequence_models: dict[str, SequenceModel]
@@ -33,7 +33,7 @@ class Imitator(Protocol):
         """The distribution over actions at states (B, L, D)."""
 
     def restrict(self, policy: PolicyDistribution, obs: dict[str, Tensor]) -> PolicyDistribution:
-        """The policy without the actions that observations (B, L, *) rule out."""
+        """The policy without the actions that observations (B, L, *) forbid."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,16 @@ class Demonstrations:
         return self.batch.mask
 
     def to(self, device: torch.device) -> Demonstrations:
-        """The same on another device."""
+        """A copy on another device."""
         return replace(self, batch=self.batch.to(device))
 
 
 def imitation_loss(agent: Imitator, demos: Demonstrations, with_metrics: bool = False) -> LossTerms:
-    """Behaviour cloning, and a value function of the demonstrated behaviour.
+    """Losses of behaviour cloning, and of a value function of the demonstrated behaviour.
 
         actor = -log pi(a | s),  critic = the agent's value loss of V(s) against R
-    R are the returns that `demos.estimate` makes of the rewards and of the agent's own values, which count
-    where a window ends without termination. In training mode, statistics of inputs and returns gather.
+    `demos.estimate` computes the returns R from the rewards and the agent's own values, which count where a
+    window ends without termination. In training mode, statistics of inputs and returns are gathered.
 
     Returns: actor (B, L, 1, 1), critic (B, L, 1, 1, 1).
     """

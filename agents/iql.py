@@ -1,4 +1,4 @@
-"""Implicit Q-learning, for data that nobody adds to."""
+"""Implicit Q-learning, for fixed data sets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .parts import RandomSubset, UncorrectedReturns
 
 @gin.configurable(denylist=CODE_SUPPLIED)
 class IQLAgent(OffPolicyAgent):
-    """Critics that never ask for an action that is not in the data, and an actor that imitates its best.
+    """Critics that never evaluate an action outside the data, and an actor that imitates its best actions.
 
     Per discount g (the last one acts), with s the shared encoder's output:
         q = min_{c in subset} Q'_c(s, a)
@@ -24,13 +24,13 @@ class IQLAgent(OffPolicyAgent):
         critic loss = ((Q_c(s, a) - y) / sigma)^2
         value loss  = |expectile - 1[u < 0]| u^2,  u = (q - V(s)) / sigma
         actor loss  = -min(exp(beta A), max_weight) log pi(a | s),  A = (q - V(s)) / sigma
-    The value loss counts as that of one more critic. sigma is that of `values`. Q' are Polyak averages.
+    The value loss counts as the loss of one more critic. sigma comes from `values`. Q' are Polyak averages.
 
     Source: Kostrikov et al. 2021, arXiv:2110.06169, eq. 5 to 7.
 
     Args:
-        *given: what code supplies, see BaseAgent.
-        expectile: in (0, 1); 0.5 gives the mean of the data's returns, values near 1 their best.
+        *given: arguments that code supplies, see BaseAgent.
+        expectile: in (0, 1); 0.5 gives the mean of the data's returns, values near 1 the best of them.
         beta: how strongly better actions are preferred; 0 clones behaviour.
         max_weight: largest weight of an action.
         num_critics: see OffPolicyAgent.
@@ -61,11 +61,11 @@ class IQLAgent(OffPolicyAgent):
             )
         if not isinstance(self.returns, UncorrectedReturns):
             raise ValueError(
-                f"IQLAgent.returns is {self.returns}, but IQL has no values of actions that the data do not "
-                "hold. Fix: bind IQLAgent.returns = @NStep() or @LambdaReturns()."
+                f"IQLAgent.returns is {self.returns}, but IQL has no values of actions that are not in the "
+                "data. Fix: bind IQLAgent.returns = @NStep() or @LambdaReturns()."
             )
         self.expectile, self.beta, self.max_weight = expectile, beta, max_weight
-        # V is a critic with a single action
+        # V is a critic with a single action.
         self.value_function = CriticEnsemble(self.state_dim, 1, len(self.discounts), True, num_critics=1)
 
     def losses(self, transitions: Transitions, with_metrics: bool) -> LossTerms:
@@ -98,7 +98,7 @@ class IQLAgent(OffPolicyAgent):
         return LossTerms(actor_loss, critic_loss, metrics)
 
     def _weights(self, advantages: Tensor) -> Tensor:
-        """Imitation weights of advantages (B, L, G, 1), which are times the reward multiplier."""
+        """Imitation weights of advantages (B, L, G, 1), in environment units times the reward multiplier."""
         return (self.beta * advantages / self.values.sigma).exp().clamp(max=self.max_weight)
 
     def judge(self, transitions: Transitions) -> Judgement:

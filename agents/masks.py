@@ -1,4 +1,4 @@
-"""Means over what counts."""
+"""Masks, and means over the entries that they select."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def fit_mask(mask: Tensor, x: Tensor) -> Tensor:
-    """The mask (B, L, 1) with as many axes as x (B, L, ...), to which it can then be broadcast."""
+    """Reshape the mask (B, L, 1) to as many axes as x (B, L, ...), so that it can be broadcast."""
     return mask.reshape(*mask.shape[:2], *[1] * (x.dim() - 2))
 
 
@@ -14,7 +14,7 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     """Mean of x where mask is True.
 
     Args:
-        x: any shape. Values under False do not matter, NaN included.
+        x: any shape. Values where mask is False are ignored, even if NaN.
         mask: bool, broadcastable to x.
     Returns: a scalar tensor; 0 when nothing is True.
     """

@@ -1,4 +1,4 @@
-"""An actor-critic whose losses do not follow the scale of rewards, for many tasks at once."""
+"""An actor-critic with losses that do not depend on the scale of rewards, for many tasks at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .parts import PlainValues, RandomSubset
 
 @gin.configurable(denylist=[*CODE_SUPPLIED, "values", "loss_weights"])
 class MultiTaskAgent(OffPolicyAgent):
-    """Critics that classify values into bins, and an actor that imitates what was better than itself.
+    """Critics that classify values into bins, and an actor that imitates actions better than its own.
 
     Per discount g (the last one acts), with s the shared encoder's output and v(Q) the value of a
     distribution Q over bins (see ValueBins):
@@ -29,25 +29,25 @@ class MultiTaskAgent(OffPolicyAgent):
         critic loss = cross-entropy(bins(y), Q_c(s, a))
         actor loss  = -f(A) log pi(a | s)
         A = mean_c v(Q_c(s, a)) - mean_c mean_k v(Q_c(s, a_k)),  a_k ~ pi(s)
-    A is in environment units; primes are Polyak averages. Both losses are those of classifiers (for Box: of a
-    density), so tasks of any reward scale weigh the same. Discrete actions enter the critics as one-hots;
-    expectations over a few of them are exact: where that takes no more passes than samples would.
+    A is in environment units; primes are Polyak averages. Both losses are log-likelihoods of classifiers (for
+    Box: of a density), so tasks of any reward scale have equal weight. Discrete actions enter the critics as
+    one-hots; expectations over them are exact if that takes no more passes than samples would.
 
     Source: Grigsby et al. 2024 (AMAGO-2), arXiv:2411.11188; filters of Wang et al. 2020, arXiv:2006.15134.
 
     Args:
-        *given: what code supplies, see BaseAgent.
+        *given: arguments that code supplies, see BaseAgent.
         num_actions_for_value_in_actor_loss: k above.
         fbc_filter_func: f above.
         fake_filter: f = 1 (behaviour cloning).
         entropy_coeff: weight of an entropy bonus in the actor loss, in nats.
         use_target_actor: take a' from the Polyak average of the actor, else from the actor itself.
-        bins_type: builds the bins; their range has to hold all returns times reward_multiplier, m above.
+        bins_type: builds the bins; their range has to include all returns times reward_multiplier, m above.
         critic_type: builds the critics.
         critic_subset: see OffPolicyAgent; a mean by default, since the actor does not maximise over the
             critics' errors.
-        **shared: other settings of OffPolicyAgent, except `values` and `loss_weights`: classifiers have
-            no scale.
+        **shared: other settings of OffPolicyAgent, except `values` and `loss_weights`, since classifiers
+            have no scale.
     Raises: ValueError for settings that do not fit together.
     """
 
@@ -86,7 +86,7 @@ class MultiTaskAgent(OffPolicyAgent):
         self.entropy_coeff, self.use_target_actor = entropy_coeff, use_target_actor
 
     def compile_learning(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        # gin looks its settings up under a lock
+        # gin looks up the filter's settings under a lock, which torch.compile cannot trace.
         torch.compiler.allow_in_graph(self.fbc_filter_func)  # type: ignore[no-untyped-call]
         super().compile_learning(backend)
 
@@ -123,13 +123,13 @@ class MultiTaskAgent(OffPolicyAgent):
     def _advantages(
         self, transitions: Transitions, policy: PolicyDistribution, logits: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Values (B, L, C, G, 1) of recorded actions, and (B, L, G, 1) how much better these are."""
+        """Values (B, L, C, G, 1) of recorded actions, and their advantages (B, L, G, 1)."""
         q = self.bins.decode(logits)[..., None]
         num_samples = self.num_actions_for_value_in_actor_loss
         if not self._has_few_actions(policy, num_samples):
             v = self._expected(self.critics, transitions.current.state, policy, num_samples)
             return q, (q - v).mean(2) / self.reward_multiplier
-        # as the probabilities sum to 1, the recorded action needs no second look
+        # The recorded action contributes 0 to the advantage, so only the others are evaluated.
         ahead = torch.arange(1, self.action_dim, device=q.device)
         others = F.one_hot(
             (transitions.recorded.argmax(-1) + ahead) % self.action_dim, self.action_dim
@@ -141,7 +141,7 @@ class MultiTaskAgent(OffPolicyAgent):
         gains = rearrange(probs, "b l other g -> b l other 1 g 1") * (q[:, :, None] - values)
         return q, gains.sum(2).mean(2) / self.reward_multiplier
 
-    # --- what the skeleton asks of critics, in values of bins ----------------------------------------------
+    # --- values of critics, decoded from bins --------------------------------------------------------------
 
     def policy_values(
         self, critics: Any, state: Tensor, policy: PolicyDistribution, num_samples: int | None = None
@@ -174,7 +174,7 @@ class MultiTaskAgent(OffPolicyAgent):
         return torch.ones_like(advantages) if self.fake_filter else self.fbc_filter_func(advantages)
 
     def _expected(self, critics: Any, state: Tensor, policy: PolicyDistribution, num_samples: int) -> Tensor:
-        """(B, L, C, G, 1) values of what the policy does: exact for a few discrete actions, else sampled."""
+        """(B, L, C, G, 1) expected values of the policy: exact for a few discrete actions, else sampled."""
         if self._has_few_actions(policy, num_samples):
             every = torch.eye(self.action_dim, device=state.device).expand(*state.shape[:2], -1, -1)
             values = critics(state, every, read=self.bins.decode)  # (B, L, A, C, G, 1)
@@ -185,5 +185,5 @@ class MultiTaskAgent(OffPolicyAgent):
         return sampled
 
     def _has_few_actions(self, policy: PolicyDistribution, num_samples: int) -> TypeGuard[Categorical]:
-        """Whether to look at all actions takes no more passes than `num_samples` for every discount."""
+        """True if evaluating all actions takes no more passes than `num_samples` for every discount."""
         return isinstance(policy, Categorical) and self.action_dim <= num_samples * len(self.discounts)

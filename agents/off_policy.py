@@ -1,4 +1,4 @@
-"""What agents that learn from stored trajectories share: values and their targets; losses are left open."""
+"""Base class of agents that learn from stored trajectories: values and their targets, without losses."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Transitions:
         batch: the batch itself.
         current: the timestep at which each transition begins.
         following: the timestep after it, without gradient.
-        mask: (B, L, 1) bool, True on the transitions that are learned from.
+        mask: (B, L, 1) bool, True on the transitions that contribute to the losses.
     """
 
     batch: Batch
@@ -59,21 +59,21 @@ class Transitions:
 
     @property
     def recorded(self) -> Tensor:
-        """(B, L, 1, A) the actions that were taken, for all discounts."""
+        """(B, L, 1, A) actions that were taken; they broadcast over discounts."""
         return self.batch.actions[:, :, None]
 
 
 @dataclass(frozen=True)
 class Values:
-    """What an agent makes of stored transitions, for each of G discounts; the last one acts.
+    """Estimates of an agent for stored transitions, for each of G discounts; the last one acts.
 
     All but `mask` and `discounts` are (B, L, G, 1) float, in environment units, and meaningful only where
     the mask is True.
 
     Attributes:
         q: values of the recorded actions, means of the critics.
-        v: values of what the policy would do.
-        advantages: how much better the recorded actions are, as the actor's loss sees it.
+        v: values of the policy's actions.
+        advantages: advantages of the recorded actions, as defined by the actor's loss.
         filter_weights: weights of the recorded actions in imitation; None for agents that do not imitate.
         q_std: standard deviation of the critics around q; 0 for a single critic.
         mask: (B, L, 1) bool, True on real transitions.
@@ -90,7 +90,7 @@ class Values:
 
 
 class Judgement(NamedTuple):
-    """Parts of `Values` as losses have them: q and v times the reward multiplier.
+    """Parts of `Values` in the units of the losses: q and v are times the reward multiplier.
 
     q (B, L, C, G, 1), v (B, L, G, 1), advantages (B, L, G, 1), filter_weights (B, L, G, 1) or None.
     """
@@ -104,32 +104,33 @@ class Judgement(NamedTuple):
 class OffPolicyAgent(BaseAgent, ABC):
     """Critics, and in most agents an actor, over every timestep of a sequence, for several discounts at once.
 
-    Subclasses say in `losses` what is learned. The parts that a target and a loss are made of are in
-    `agents/parts/`, and are called in this order: `critic_subset` draws critics, `returns` makes targets of
-    their values, `values` and `loss_weights` gather statistics, the subclass computes its losses with
-    `values`, and `loss_weights` weighs them. Defaults are the published ones; what we recommend is in
+    Subclasses define the losses in `losses`. The parts of targets and losses are in `agents/parts/`, and are
+    called in this order: `critic_subset` draws critics, `returns` computes targets from their values,
+    `values` and `loss_weights` gather statistics, the subclass computes its losses with `values`, and
+    `loss_weights` weighs them. Defaults are the published settings; the recommended ones are in
     `gin_configs/base_offpolicy.gin`.
 
     Args:
-        *given: what code supplies, see BaseAgent.
+        *given: arguments that code supplies, see BaseAgent.
         gamma: discount of the acting policy.
-        training_discounts: trained in addition to it (empty: none).
-        training_discounts_continuous: these instead, if actions are continuous (Box); None for the same.
+        training_discounts: discounts that are trained in addition to gamma (empty: none).
+        training_discounts_continuous: replaces training_discounts for continuous actions (Box); None keeps
+            them.
         reward_multiplier: factor of all rewards; metrics are reported without it.
         tau: Polyak rate per update of the target networks.
         num_critics: ensemble size C.
-        critic_subset: which critics make a target, see RandomSubset.
-        returns: makes the targets of critics (NStep, LambdaReturns or, for discrete actions, Retrace).
-        returns_continuous: these instead, if actions are continuous (Box); None for the same.
-        burn_in: transitions at the beginning of a window that only refresh memory, unless the episode begins
-            there: they have no losses.
+        critic_subset: draws the critics for each target, see RandomSubset.
+        returns: computes the targets of critics (NStep, LambdaReturns or, for discrete actions, Retrace).
+        returns_continuous: replaces returns for continuous actions (Box); None keeps it.
+        burn_in: number of transitions at the beginning of a window that only refresh memory and have no
+            losses, unless the episode begins there.
         num_actions_for_value_in_critic_loss: policy samples per expectation over MultiDiscrete or continuous
             actions, in targets.
-        num_actions_for_value_in_actor_loss: those in the actor's loss.
+        num_actions_for_value_in_actor_loss: the same in the actor's loss.
         values: turns outputs of critics into values (PopArt, PlainValues, FixedUnits or SummedValues).
-        loss_weights: how much losses of each discount count, see WeighByReward; None for all alike.
-        action_memory_type: builds a memory of what followed each action, which the heads read besides the
-            sequence model, see ActionMemory; None for none.
+        loss_weights: weights of the losses of each discount, see WeighByReward; None for equal weights.
+        action_memory_type: builds a memory of the outcomes of each action, which the heads read in addition
+            to the state, see ActionMemory; None disables it.
         actor_type: builds the policy head.
         critic_type: builds the critics.
         **shared: settings of BaseAgent.
@@ -218,9 +219,9 @@ class OffPolicyAgent(BaseAgent, ABC):
     def _memory_of_actions(
         self, kind: Callable[..., ActionMemory] | None, heads: Sequence[Callable[..., nn.Module]]
     ) -> ActionMemory | None:
-        """The memory of what followed each action, if there is to be one.
+        """Build the memory of the outcomes of each action, if one is wanted.
 
-        Raises: ValueError where heads could not read it, or where it would be the only memory.
+        Raises: ValueError if the heads cannot read it, or if it would be the only memory.
         """
         if kind is None:
             return None
@@ -256,7 +257,7 @@ class OffPolicyAgent(BaseAgent, ABC):
     def _act_extras(self, policy: PolicyDistribution, sample: bool) -> dict[str, Tensor]:
         if not self.returns.needs_probabilities:
             return {}
-        probs: Tensor = cast(Any, policy).probs  # as all discrete ones have
+        probs: Tensor = cast(Any, policy).probs  # all discrete distributions have them
         return {"action_probs": probs if sample else F.one_hot(policy.act(False), probs.shape[-1]).float()}
 
     def forward(self, batch: Batch, with_metrics: bool = False) -> LossTerms:
@@ -300,9 +301,9 @@ class OffPolicyAgent(BaseAgent, ABC):
     def policy_values(
         self, critics: Any, state: Tensor, policy: PolicyDistribution, num_samples: int | None = None
     ) -> Tensor:
-        """Values (B, L, C, G, 1) of the policy's actions: exact mean if Discrete, else that of samples.
+        """Values (B, L, C, G, 1) of the policy's actions: exact means if Discrete, else means over samples.
 
-        num_samples: None for num_actions_for_value_in_critic_loss.
+        num_samples: number of samples; None for num_actions_for_value_in_critic_loss.
         """
         if isinstance(policy, Categorical):
             return expectation(self.all_values(critics, state), policy.probs)
@@ -311,7 +312,7 @@ class OffPolicyAgent(BaseAgent, ABC):
 
     @staticmethod
     def draw(policy: PolicyDistribution, num_samples: int) -> Tensor:
-        """(K, B, L, G, A) samples of policies, within what actions can be."""
+        """(K, B, L, G, A) samples of policies, clipped to the action space."""
         actions = torch.stack([policy.sample() for _ in range(num_samples)])
         return actions if policy.is_bounded else actions.clamp(-1.0, 1.0)
 
@@ -321,7 +322,8 @@ class OffPolicyAgent(BaseAgent, ABC):
             by_timestep = rearrange(actions, "k b l g a -> b l k g a")
             return self.values.value(critics(state, by_timestep, own_discount=True)).mean(2)
         values = self.values.value(critics(state, rearrange(actions, "k b l g a -> b l (k g) a")))
-        # g2 counts the actions' discounts, g those of the values: the critic of g judges the action of g
+        # g2 counts the discounts of actions, g those of values. The diagonal pairs each action with the value
+        # of its own discount.
         values = rearrange(values, "b l (k g2) c g 1 -> b l k c g2 g", g2=len(self.discounts))
         sampled: Tensor = reduce(values.diagonal(dim1=-2, dim2=-1), "b l k c g -> b l c g 1", "mean")
         return sampled
@@ -340,7 +342,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         actions: Tensor,
         num_samples: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Values of the policy and of recorded actions, in one pass if the critics output all actions."""
+        """Values of the policy's and of recorded actions, in one pass if critics output all actions."""
         if isinstance(policy, Categorical):
             values = self.all_values(critics, state)
             return expectation(values, policy.probs), expectation(values, actions)
@@ -349,10 +351,10 @@ class OffPolicyAgent(BaseAgent, ABC):
 
     @torch.no_grad()
     def get_values(self, batch: Batch) -> Values:
-        """Q, V, advantages and weights of imitation of stored transitions, by the critics that learn.
+        """Q, V, advantages and imitation weights of stored transitions, by the online critics.
 
-        They are computed in evaluation mode, regardless of the agent's mode. Values of MultiDiscrete and
-        continuous actions are those of num_actions_for_value_in_actor_loss samples, drawn from torch's
+        They are computed in evaluation mode, regardless of the agent's mode. V of MultiDiscrete and
+        continuous actions is a mean over num_actions_for_value_in_actor_loss samples, drawn from torch's
         generator.
         """
         was_training = self.training
@@ -366,14 +368,14 @@ class OffPolicyAgent(BaseAgent, ABC):
         return Values(q.mean(2), v, advantages, weights, deviation, batch.mask, self.discounts)
 
     def judge(self, transitions: Transitions) -> Judgement:
-        """Compute `get_values`; an agent whose losses treat transitions differently overrides this."""
+        """Compute the estimates for `get_values`; agents with other advantages override this."""
         policy, state = self.policies(self.actor, transitions.current), transitions.current.state
         num_samples = self.num_actions_for_value_in_actor_loss
         v, q = self.values_of_both(self.critics, state, policy, transitions.recorded, num_samples)
         return Judgement(q, v.mean(2), (q - v).mean(2) / self.reward_multiplier)
 
     def need_gradient_of_samples(self, remedy: str) -> None:
-        """Raise ValueError for a policy whose samples carry no gradient; remedy: a setting without that."""
+        """Raise ValueError if samples of the policy carry no gradient; remedy: a setting that avoids that."""
         kind: Any = self.distribution
         if not getattr(kind, "has_gradient", True):
             name = type(self).__name__
@@ -398,13 +400,13 @@ class OffPolicyAgent(BaseAgent, ABC):
         )
 
     def steps(self, transitions: Transitions) -> Steps:
-        """The batch's transitions, as parts of targets take them."""
+        """The batch's transitions in the form that `returns` takes."""
         batch = transitions.batch
         rewards = self.reward_multiplier * batch.rews[..., None]
         return Steps(rewards, batch.dones[..., None], batch.mask[..., None], self.discounts)
 
     def drawn_critics(self, state: Tensor) -> tuple[Callable[..., Tensor], Callable[[Tensor], Tensor]]:
-        """Target critics for states (B, L, D), and what makes one value (B, L, G, 1) of their values."""
+        """Draw target critics for states (B, L, D); also return the function that reduces their values."""
         shape = state.shape[0], state.shape[1]
         return self.critic_subset.draw(self.target_critics, shape, len(self.discounts), state.device)
 
@@ -422,7 +424,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         if self.loss_weights is not None:
             self.loss_weights.gather(rewards, mask)
 
-    # --- figures -------------------------------------------------------------------------------------------
+    # --- metrics -------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def figures(
@@ -435,15 +437,15 @@ class OffPolicyAgent(BaseAgent, ABC):
         advantages: Tensor | None = None,
         filter_weights: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Figures that all agents have; those that are there per discount are plain for the acting one.
+        """Metrics that all agents have; per-discount metrics without a suffix are those of the acting policy.
 
         Args:
             transitions: the batch.
-            q: (B, L, C, G, 1) of recorded actions, in environment units times the reward multiplier.
+            q: (B, L, C, G, 1) values of recorded actions, in environment units times the reward multiplier.
             targets: (B, L, G, 1), in the same units.
-            policy: over (B, L, G, A).
+            policy: distribution over (B, L, G, A).
             advantages: (B, L, G, 1), environment units.
-            filter_weights: (B, L, G, 1), of imitation.
+            filter_weights: (B, L, G, 1) imitation weights.
         """
         mask, mask_g = transitions.mask, transitions.mask[..., None]
         q, y = q / self.reward_multiplier, targets / self.reward_multiplier
@@ -471,7 +473,7 @@ class OffPolicyAgent(BaseAgent, ABC):
                 found["dead_units/actor"] = dead_units([layer.flatten(0, 1) for layer in layers], rows)
         actions = None if self.critics.from_action is None else transitions.recorded
         layers, _ = self.critics.activations(transitions.current.state, actions)
-        # Some critics have a row per discount.
+        # Some critics have one row per discount.
         rows = rows.repeat_interleave(layers[0].shape[-2] // len(rows))
         found["dead_units/critics"] = dead_units(layers, rows)
         scales = {"target_mu": self.values.mu, "target_sigma": self.values.sigma}
@@ -526,7 +528,7 @@ class OffPolicyAgent(BaseAgent, ABC):
 
 @dataclass(frozen=True)
 class _Following:
-    """The timesteps after each transition, by target critics and a policy; a `Lookahead`.
+    """The `Lookahead` of target critics and a policy.
 
     bonus: (B, L, G, 1), added to the policy's values.
     """
@@ -543,7 +545,8 @@ class _Following:
         )
 
     def corrections(self) -> tuple[Tensor, Tensor, Tensor]:
-        recorded = self.transitions.recorded  # the next one, and zeros at the end of a window
+        recorded = self.transitions.recorded
+        # The action after each transition; it is 0 at the end of a window, where it is not used.
         actions = torch.cat([recorded[:, 1:], torch.zeros_like(recorded[:, :1])], dim=1)
         values, q = self.agent.values_of_both(
             self.critics, self.transitions.following.state, self.policy, actions
@@ -577,8 +580,8 @@ def _require_parts(name: str, **parts: Any) -> None:
 
 
 def expectation(values: Tensor, probs: Tensor) -> Tensor:
-    """(B, L, C, G, 1) means of values (B, L, C, G, A) by probabilities (B, L, G or 1, A) of discrete actions.
+    """(B, L, C, G, 1) means of values (B, L, C, G, A) over discrete actions.
 
-    One-hots of recorded actions are probabilities, too.
+    probs: (B, L, G or 1, A), probabilities or one-hots of recorded actions.
     """
     return (values * probs[:, :, None]).sum(-1, keepdim=True)

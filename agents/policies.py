@@ -1,4 +1,4 @@
-"""What belongs to a policy besides its head: a fitting distribution, and the actions that are allowed."""
+"""Parts of a policy besides its head: the distribution for an action space, and the action mask."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def distribution_for(
 
     Args:
         action_space: Discrete, flat MultiDiscrete or flat Box.
-        chosen: by name: for Box "TanhGaussian" (which None means), "Gaussian", "Beta", "GaussianMixture";
-            for MultiDiscrete "MultiCategorical" (None) or, if all factors are two, "Bernoulli"; for Discrete
-            "Categorical" (None). Or any type of a kind that fits.
-        setting: where it was chosen, for errors.
+        chosen: a type that fits the space, or its name: for Box "TanhGaussian" (the default), "Gaussian",
+            "Beta" or "GaussianMixture"; for MultiDiscrete "MultiCategorical" (the default) or, if all factors
+            have two actions, "Bernoulli"; for Discrete "Categorical" (the default). None for the default.
+        setting: name of the setting that chose it, for errors.
     Raises: ValueError for a distribution that does not fit.
     """
     fitting: dict[str, DistributionType] = {}
@@ -74,12 +74,12 @@ def _if_made_one(action_space: spaces.Space[Any]) -> str:
 
 @dataclass(frozen=True)
 class ActionMask:
-    """Reads which actions are allowed from an observation.
+    """Reads the allowed actions from an observation.
 
-    An entry that is not 0 allows its action; where none is allowed (padding, the end of an episode), all are.
+    An entry other than 0 allows its action. If none is allowed (padding, the end of an episode), all are.
 
     Attributes:
-        key: of the observation.
+        key: name of the observation.
         nvec: numbers of actions of all factors; a single one for a Discrete space.
     """
 
@@ -90,7 +90,7 @@ class ActionMask:
     def of(
         cls, key: str, obs_space: spaces.Dict, action_space: spaces.Space[Any], setting: str
     ) -> ActionMask:
-        """The mask under `key`. Raises: ValueError if there is none that fits; `setting` named it."""
+        """The mask under `key`, for the setting `setting`. Raises: ValueError if it does not fit."""
         if isinstance(action_space, spaces.Discrete):
             nvec = [int(action_space.n)]
         elif isinstance(action_space, spaces.MultiDiscrete):
@@ -105,14 +105,14 @@ class ActionMask:
         if not fits:
             raise ValueError(
                 f"{setting} is {key!r}, where the environment offers {space}, but a mask of {action_space} "
-                f"is a MultiBinary or Box with {sum(nvec)} entries (of several factors, side by side). "
+                f"is a MultiBinary or Box with {sum(nvec)} entries (all factors, side by side). "
                 f"Fix: name one of the observations {sorted(obs_space.spaces)} that is such a mask"
                 f"{_if_made_one(action_space)}."
             )
         return cls(key, tuple(nvec))
 
     def __call__(self, obs: dict[str, Tensor], lead: Sequence[int]) -> Tensor:
-        """(*lead, A) bool, True where allowed, from observations that begin with the shape `lead`."""
+        """(*lead, A) bool, True for allowed actions, from observations with leading axes `lead`."""
         allowed = obs[self.key].reshape(*lead, sum(self.nvec)) != 0
         parts = torch.split(allowed, list(self.nvec), dim=-1)
         return torch.cat([part | ~part.any(-1, keepdim=True) for part in parts], dim=-1)

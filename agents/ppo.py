@@ -34,7 +34,7 @@ _VALUE_NORMS = ("none", "running", "popart")
 class PPOAgent(OnPolicyAgent):
     """A policy and a value function, on a shared sequence model or on one each.
 
-    Log-probabilities, ratios, values and losses are float32 in mixed precision too.
+    Log-probabilities, ratios, values and losses are float32, also in mixed precision.
 
     Source: Schulman et al. 2017, arXiv:1707.06347.
 
@@ -47,10 +47,10 @@ class PPOAgent(OnPolicyAgent):
         share_encoder: one sequence model for both; otherwise the value function gets one of its own.
         actor_obs_keys: observations that the policy sees; None: all. Only without share_encoder.
         critic_obs_keys: observations that the value function sees; None: all. Only without share_encoder.
-        value_norm: "none"; "running" has the value function predict returns at unit scale; "popart" does too,
-            and keeps its values when that scale moves.
-        value_norm_window: timesteps after which older returns fade from that scale.
-        distribution_type: of the policy, as for BaseAgent, but that None means Gaussian for Box spaces.
+        value_norm: "none"; with "running" the value function predicts returns at unit scale; "popart" also
+            preserves its values when that scale moves.
+        value_norm_window: number of timesteps after which older returns fade from that scale.
+        distribution_type: see BaseAgent; here None means Gaussian for Box spaces.
         action_mask_key: see BaseAgent.
         policy_head_type: builds the policy from states.
         value_head_type: builds the value function from states.
@@ -91,7 +91,7 @@ class PPOAgent(OnPolicyAgent):
             distribution_type=distribution_type,
         )
         self.obs_space = obs_space
-        if action_mask_key is not None:  # which the encoders need not see
+        if action_mask_key is not None:  # the mask may be an observation that the encoders do not see
             self.action_mask = ActionMask.of(
                 action_mask_key, obs_space, action_space, "PPOAgent.action_mask_key"
             )
@@ -104,12 +104,12 @@ class PPOAgent(OnPolicyAgent):
             critic = SequenceModel(self.critic_tstep_encoder, self.critic_traj_encoder)
             self.sequence_models = {"actor.": self.sequence_models[""], "critic.": critic}
         self.policy_head = policy_head_type(self.actor_dim, self.action_dim, self.distribution)
-        self.value_head = value_head_type(self._models[-1].dim)  # the last one is the value function's
+        self.value_head = value_head_type(self._models[-1].dim)  # the last model is the value function's
         self.loss = loss_type()
         self.value_norm = ValueNorm(window=value_norm_window, enabled=_is_normed(value_norm))
         self.rescales_output = value_norm == "popart"
         if self.rescales_output:
-            _output_layer(self.value_head)  # may say that there is none
+            _output_layer(self.value_head)  # raises if there is none
 
     # --- acting --------------------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class PPOAgent(OnPolicyAgent):
     def _act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> tuple[Tensor, Any, dict[str, Tensor]]:
-        """The policy's part alone: the value function's memory stays as it is."""
+        """Act with the policy alone: the value function's memory does not change."""
         actor_memory, *others = hidden_state
         state, actor_memory = self._models[0].encode_timestep(obs, rl2s, time_idxs, actor_memory)
         policy = self.restrict(self.policy(state), obs)
@@ -136,7 +136,7 @@ class PPOAgent(OnPolicyAgent):
     ) -> tuple[Tensor, Any, dict[str, Tensor]]:
         models, memories, states = self._models, list(hidden_state), []
         if not self.values_when_acting and models[-1].traj_encoder.context_len == 0:
-            models = models[:1]  # nobody reads the values, and nothing has to be remembered for them
+            models = models[:1]  # nobody reads the values, and the value function has no memory to update
         for i, model in enumerate(models):
             state, memories[i] = model.encode_timestep(obs, rl2s, time_idxs, memories[i])
             states.append(state)
@@ -150,7 +150,7 @@ class PPOAgent(OnPolicyAgent):
         return self._env_actions(samples), tuple(memories), extras
 
     def _env_actions(self, samples: Tensor) -> Tensor:
-        """(N, A) one-hot or real samples -> what the envs take."""
+        """Convert (N, A) one-hot or real samples to actions of the envs."""
         if self.factor_sizes:
             factors = torch.split(samples, self.factor_sizes, dim=-1)
             return torch.stack([factor.argmax(-1) for factor in factors], dim=-1)
@@ -165,7 +165,7 @@ class PPOAgent(OnPolicyAgent):
         try:
             policy, outputs, _ = self._judge(batch)
         finally:
-            if was_training:  # setting the mode of all modules takes as long as judging a small batch
+            if was_training:  # setting the mode of all modules costs as much as evaluating a small batch
                 self.train()
         log_probs, entropy = policy.log_prob(batch.actions).float(), policy.entropy().float()
         return Evaluation(log_probs, self.value_norm.value(outputs), entropy, policy.params.float())
@@ -198,7 +198,7 @@ class PPOAgent(OnPolicyAgent):
     def extra_losses(self, batch: RolloutBatch, states: Sequence[Tensor]) -> dict[str, Tensor]:
         """Hook: auxiliary losses, see `LossTerms.extra`.
 
-        states: (B, L, D) of the policy's sequence model, and of the value function's if it has its own.
+        states: (B, L, D) outputs of the policy's sequence model, and of the value function's if it has one.
         """
         return {}
 
@@ -218,8 +218,8 @@ class PPOAgent(OnPolicyAgent):
         self.loss.set_progress(progress)
 
     def _judge(self, batch: RolloutBatch) -> tuple[PolicyDistribution, Tensor, list[Tensor]]:
-        """The policy over (B, L, A), values (B, L, 1) in units of the value head, and `states`."""
-        states = [  # without a mask, which would move the input statistics with every minibatch
+        """The policy over (B, L, A), outputs (B, L, 1) of the value head, and `states`."""
+        states = [  # without a mask, so that minibatches do not move the input statistics
             model.encode(
                 batch,
                 resets=batch.resets,
@@ -232,7 +232,7 @@ class PPOAgent(OnPolicyAgent):
 
 
 class _Evaluated:
-    """What the evaluation pass and advantage estimation found for a batch, with 0 where no step was taken.
+    """Results of the evaluation pass and of advantage estimation for a batch; 0 where no step was taken.
 
     Raises: ValueError if something is missing.
     """
@@ -253,7 +253,7 @@ class _Evaluated:
 
 
 def _check_sharing(share_encoder: bool, *keys: Sequence[str] | None) -> None:
-    """Raise ValueError if observations are told apart that one encoder for both cannot tell apart."""
+    """Raise ValueError if a shared encoder is to see different observations for policy and value function."""
     if share_encoder and any(part is not None for part in keys):
         raise ValueError(
             "actor_obs_keys and critic_obs_keys show policy and value function different observations, but "

@@ -1,4 +1,4 @@
-"""The objective of proximal policy optimisation, per timestep, and figures that tell how its updates go."""
+"""The objective of proximal policy optimisation, per timestep, and metrics of its updates."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class PPOLoss(nn.Module):
     Args:
         kind: "clip" or "kl_penalty".
         clip_eps: number or schedule.
-        value_clip: how far a new value may move from the old one before its loss is clipped, in the units of
-            the critic (normalised if values are); None: no clipping.
-        value_clip_mode: "max" takes the larger of clipped and plain loss; "only" the clipped one, which has
-            no gradient beyond the band.
+        value_clip: largest difference between a new value and the old one before its loss is clipped, in the
+            units of the critic (normalised if values are); None: no clipping.
+        value_clip_mode: "max" takes the larger of clipped and plain loss; "only" takes the clipped one, which
+            has no gradient beyond the band.
         value_loss: "mse" (the squared error, not halved), "huber" (quadratic below 1) or "l1".
         entropy_coef: number or schedule, per nat.
-        kl_target: wanted KL per rollout, in nats.
+        kl_target: desired KL per rollout, in nats.
         kl_beta: initial beta.
         kl_increase: factor by which beta grows.
         kl_decrease: factor by which beta shrinks.
@@ -117,11 +117,11 @@ class PPOLoss(nn.Module):
         """Policy loss per timestep.
 
         Args:
-            log_probs: (..., 1) float, of the actions taken, under the policy that learns.
-            old_log_probs: (..., 1) float, under the policy that acted.
+            log_probs: (..., 1) float, of the actions taken, under the new policy.
+            old_log_probs: (..., 1) float, of the same actions, under the policy that acted.
             advantages: (..., 1) float32.
-            entropy: (..., 1) float, of the policy that learns; None where its coefficient is 0.
-            kl: (..., 1) float, divergence of the latter policy from the former; only "kl_penalty" needs it.
+            entropy: (..., 1) float, of the new policy; may be None if its coefficient is 0.
+            kl: (..., 1) float, KL(pi_old || pi); only "kl_penalty" needs it.
         Returns: (..., 1) float32.
         Raises: ValueError if `kl` is missing.
         """
@@ -133,7 +133,7 @@ class PPOLoss(nn.Module):
         elif kl is None:
             raise ValueError(
                 "No KL divergence was given, but PPOLoss.kind = 'kl_penalty' needs one. "
-                "Fix: hand it to PPOLoss.actor, or bind PPOLoss.kind = 'clip'."
+                "Fix: pass it to PPOLoss.actor, or bind PPOLoss.kind = 'clip'."
             )
         else:
             loss = self.beta * kl.float() - gain
@@ -142,7 +142,7 @@ class PPOLoss(nn.Module):
         return loss - self.entropy_coef * entropy.float()
 
     def critic(self, values: Tensor, old_values: Tensor, returns: Tensor) -> Tensor:
-        """Value loss per timestep: arguments and result are (..., 1) float, in units of the critic."""
+        """Value loss per timestep; arguments and result are (..., 1) float, in units of the critic."""
         values, old_values, returns = values.float(), old_values.float(), returns.float()
         plain = self.value_loss(values, returns, reduction="none")
         if self.value_clip is None:
@@ -153,9 +153,9 @@ class PPOLoss(nn.Module):
 
     @torch.no_grad()
     def after_rollout(self, kl: float) -> None:
-        """Adapt beta to the divergence that the updates on one rollout led to, in nats.
+        """Adapt beta to the divergence after the updates on one rollout, in nats.
 
-        Nothing happens with kind="clip".
+        With kind="clip" this does nothing.
         """
         if self.kind != "kl_penalty":
             return
@@ -168,9 +168,9 @@ class PPOLoss(nn.Module):
 
 @torch.no_grad()
 def kl_estimate(log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """Divergence of the new policy from the one that acted, a scalar that is never negative.
+    """Estimate the divergence of the new policy from the one that acted, a scalar of at least 0.
 
-    The mean of r - 1 - log r, which has the mean of -log r, but less variance.
+    This is the mean of r - 1 - log r, which has the expectation of -log r, but less variance.
 
     Args:
         log_ratio: (..., 1) float, new minus old log-probability of actions that the old policy drew.
@@ -182,7 +182,7 @@ def kl_estimate(log_ratio: Tensor, mask: Tensor) -> Tensor:
 
 @torch.no_grad()
 def policy_metrics(log_ratio: Tensor, entropy: Tensor, clip_eps: float, mask: Tensor) -> dict[str, Tensor]:
-    """Figures of the policy, over timesteps where mask is True; arguments (..., 1)."""
+    """Metrics of the policy, over timesteps where mask is True; arguments (..., 1)."""
     ratio = log_ratio.exp()
     return {
         "kl_k1": masked_mean(-log_ratio, mask),
@@ -199,9 +199,9 @@ def policy_metrics(log_ratio: Tensor, entropy: Tensor, clip_eps: float, mask: Te
 def value_metrics(
     values: Tensor, old_values: Tensor, returns: Tensor, losses: Tensor, mask: Tensor
 ) -> dict[str, Tensor]:
-    """Figures of the value function, over timesteps where mask is True; arguments (..., 1).
+    """Metrics of the value function, over timesteps where mask is True; arguments (..., 1).
 
-    `explained_variance` is that of the values from before the updates: 1 is perfect, 0 as good as a constant.
+    `explained_variance` is of the values from before the updates: 1 is perfect, 0 equals a constant.
     """
     residual = _variance(returns - old_values, mask)
     return {

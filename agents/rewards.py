@@ -15,9 +15,9 @@ from ..nets import summed_over_processes
 class RewardNormalizer:
     """Divide rewards by the running standard deviation of the discounted sum of rewards.
 
-    Each env carries an accumulator c <- gamma c + r, which begins at 0 with every episode, however the one
-    before ended. Statistics of c are kept in float64 over all steps of all processes that train together.
-    Only the size of rewards changes, never their sign.
+    Each env has an accumulator c <- gamma c + r, which starts at 0 in every episode. Statistics of c are kept
+    in float64 over all steps of all processes that train together. Only the size of rewards changes, never
+    their sign.
 
     Args:
         gamma: discount of the accumulators.
@@ -39,12 +39,12 @@ class RewardNormalizer:
 
     @torch.no_grad()
     def __call__(self, rewards: Tensor, ended: Tensor, mask: Tensor) -> Tensor:
-        """Take in the rewards of a rollout, then return them normalised.
+        """Update the statistics with the rewards of a rollout, then return them normalised.
 
         All processes that train together have to call this at the same time.
 
         Args:
-            rewards: (T, N) float32; left as it is.
+            rewards: (T, N) float32; not modified.
             ended: (T, N) bool, terminated or truncated.
             mask: (T, N) bool, True where a step was taken; other places are ignored and become 0.
         Returns: (T, N) float32.
@@ -56,7 +56,7 @@ class RewardNormalizer:
         return kept.clamp(-self.clip, self.clip).float()
 
     def restart(self) -> None:
-        """Forget the running episodes, as all envs are about to be reset; statistics stay."""
+        """Clear the accumulators, before all envs are reset; statistics are kept."""
         self._accumulators = None
 
     def _accumulate(self, kept: Tensor, ended: Tensor, mask: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class RewardNormalizer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self._count, self._mean, self._m2 = state["count"], state["mean"], state["m2"]
         carried = state["accumulators"]
         self._accumulators = None if carried is None else torch.tensor(carried, dtype=torch.float64)

@@ -1,6 +1,6 @@
-"""Hooks of an agent that act on a rollout, and checks of what they return.
+"""Hooks of an agent that act on a rollout, and checks of their results.
 
-They are methods of `BaseAgent`. Those that an agent's class leaves alone are never called.
+They are methods of `BaseAgent`. Hooks that an agent's class does not override are never called.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from .base import BaseAgent
 
 Arrays = dict[str, np.ndarray]
 REWARD_TERM = "reward/"
-"""Metrics of a step whose names begin so are terms of its reward."""
+"""Prefix of the metrics of a step that are terms of its reward."""
 
 
 class RolloutHooks:
     """The hooks that the class of an agent overrides.
 
     Attributes:
-        adds_to_obs, ends_episodes, combines_rewards: True for a hook that it overrides.
+        adds_to_obs, ends_episodes, combines_rewards: True if the hook is overridden.
 
     Args:
         agent: an agent of this class, which may differ from the one that acts.
-        env_keys: observations that the environment gives.
-    Raises: ValueError if the agent adds to observations, but declares nothing that it adds.
+        env_keys: names of the environment's observations.
+    Raises: ValueError if the agent adds to observations, but its obs_space does not declare them.
     """
 
     def __init__(self, agent: Any, env_keys: Collection[str]) -> None:
@@ -39,15 +39,15 @@ class RolloutHooks:
             self._added = {key: s for key, s in agent.obs_space.spaces.items() if key not in env_keys}
             if not self._added:
                 raise ValueError(
-                    f"{self._name} has its own add_agent_info_to_obs, but its obs_space has only what the "
-                    f"environment gives: {sorted(env_keys)}. Fix: give BaseAgent's constructor an obs_space "
-                    "with the entries that the agent adds."
+                    f"{self._name} has its own add_agent_info_to_obs, but its obs_space has only the "
+                    f"environment's own entries {sorted(env_keys)}. Fix: give BaseAgent's constructor an "
+                    "obs_space with the entries that the agent adds."
                 )
 
     def info(self, agent: BaseAgent, obs: Arrays, before: Arrays | None, is_first: np.ndarray) -> Arrays:
-        """What the agent adds to observations; see `BaseAgent.add_agent_info_to_obs`.
+        """The agent's entries in observations; see `BaseAgent.add_agent_info_to_obs`.
 
-        before: observations of the timestep before, of which the agent sees what it has added.
+        before: observations of the previous timestep; the agent sees only its own entries.
         """
         own = None if before is None else {key: before[key] for key in self._added}
         found = agent.add_agent_info_to_obs(obs, own, is_first)
@@ -75,7 +75,7 @@ class RolloutHooks:
         if is_right != [True, True] or (~(found[0] | found[1]) & (terminated | truncated)).any():
             raise ValueError(
                 f"{self._name}.post_env_step_modifications returned {found}, but must return terminated and "
-                f"truncated, both bool {terminated.shape}, and leave ended what has ended. Fix: return "
+                f"truncated, both bool {terminated.shape}, and must not continue ended episodes. Fix: return "
                 "terminated | more, truncated."
             )
         return found[0], found[1]

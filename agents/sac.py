@@ -14,30 +14,30 @@ from .base import CODE_SUPPLIED, LossTerms
 from .off_policy import OffPolicyAgent, Transitions
 
 DISCRETE_ENTROPY_SHARE = 0.3
-"""Target entropy of discrete policies, as a share of that of uniform actions, if none is set."""
+"""Default target entropy of discrete policies, as a share of the entropy of uniform actions."""
 
 
 @gin.configurable(denylist=CODE_SUPPLIED)
 class SACAgent(OffPolicyAgent):
-    """An actor that seeks value and entropy, whose balance it finds by itself.
+    """An actor that maximises value and entropy, with a balance that is learned.
 
     Per discount g (the last one acts), with s the shared encoder's output, H the entropy of a policy:
         y = m r + g (1 - d) (min_{c in subset} Q'_c(s', a') + alpha H(pi(s'))),  a' ~ pi(s')
         critic loss = ((Q_c(s, a) - y) / sigma)^2
         actor loss  = -(min_c Q_c(sg(s), a ~ pi) + alpha H(pi(s))) / sigma
                       + log alpha (H(pi(s)) - target_entropy)
-    Discrete actions: expectations over pi instead of samples. sigma is that of `values`; alpha, one for each
-    discount, is in units of values, and learns from the last term alone. Q' are Polyak averages. H is
-    exact where it has a closed form, for TanhGaussian but for the mean slope of tanh, which is sampled.
+    For discrete actions, samples are replaced by expectations over pi. sigma comes from `values`. There is
+    one alpha per discount; it is in units of values, and learns from the last term alone. Q' are Polyak
+    averages. H is exact where it has a closed form; for TanhGaussian the mean slope of tanh is sampled.
 
     Source: Haarnoja et al. 2018, arXiv:1812.05905; discrete: Christodoulou 2019, arXiv:1910.07207.
 
     Args:
-        *given: what code supplies, see BaseAgent.
-        alpha: at the start.
-        target_entropy: in nats, that alpha is steered to; None: minus the number of dimensions for Box, else
-            three tenths of the entropy of uniform actions.
-        learn_alpha: otherwise alpha stays.
+        *given: arguments that code supplies, see BaseAgent.
+        alpha: initial value of alpha.
+        target_entropy: entropy that alpha aims for, in nats; None: minus the number of dimensions for Box,
+            else three tenths of the entropy of uniform actions.
+        learn_alpha: learn alpha; otherwise it is constant.
         reward_multiplier: see OffPolicyAgent.
         num_critics: see OffPolicyAgent.
         **shared: other settings of OffPolicyAgent.
@@ -93,7 +93,7 @@ class SACAgent(OffPolicyAgent):
 
 
 def _usual_entropy(action_space: spaces.Discrete | spaces.MultiDiscrete | spaces.Box) -> float:
-    """The target entropy that needs no tuning, in nats."""
+    """The default target entropy, in nats."""
     if isinstance(action_space, spaces.Box):
         return -float(action_space.shape[0])
     nvec = [action_space.n] if isinstance(action_space, spaces.Discrete) else action_space.nvec.tolist()

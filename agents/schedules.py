@@ -14,7 +14,7 @@ import torch
 from torch.optim import lr_scheduler
 
 Schedule = Callable[[float], float]
-_ROUNDING = 1e-6  # share of a step; progress is a quotient of epochs
+_ROUNDING = 1e-6  # share of a step; absorbs rounding errors of progress, a quotient of epochs
 
 
 @gin.configurable
@@ -35,10 +35,10 @@ class ConstantSchedule:
 
 @gin.configurable
 class LinearSchedule:
-    """A straight line from `start` to `end`, which is kept from progress `until` on.
+    """A straight line from `start` to `end`, constant after progress `until`.
 
     Args:
-        start: value at the begin of training.
+        start: value at the beginning of training.
         end: value at progress `until`.
         until: share of training.
     Raises: ValueError for `until` outside (0, 1].
@@ -56,10 +56,10 @@ class LinearSchedule:
 
 @gin.configurable
 class CosineSchedule:
-    """Half a cosine wave from `start` to `end`, which is kept from progress `until` on.
+    """Half a cosine wave from `start` to `end`, constant after progress `until`.
 
     Args:
-        start: value at the begin of training.
+        start: value at the beginning of training.
         end: value at progress `until`.
         until: share of training.
     Raises: ValueError for `until` outside (0, 1].
@@ -77,17 +77,17 @@ class CosineSchedule:
 
 @gin.configurable
 class TorchSchedule:
-    """A scheduler of torch for Experiment.lr_schedule, which is a factor of the learning rate.
+    """A torch scheduler for Experiment.lr_schedule, which is a factor of the learning rate.
 
-    The scheduler runs on a rate of 1, so those of its settings that are rates, such as `max_lr`, are factors
-    too. The factor follows from training progress alone, so a resumed run continues exactly.
+    The scheduler runs on a rate of 1, so its settings that are rates, such as `max_lr`, are factors too. The
+    factor depends only on training progress, so a resumed run continues exactly.
 
     Args:
-        scheduler: a class of torch.optim.lr_scheduler by name, such as "CosineAnnealingLR", or a class.
-        num_steps: how often it is stepped in the whole run; Experiment.epochs for once per epoch.
-        settings: its keywords, without the optimizer.
-    Raises: ValueError for an unknown name, a scheduler that needs more than its own steps, or settings that
-        it does not take.
+        scheduler: a class of torch.optim.lr_scheduler, or its name, such as "CosineAnnealingLR".
+        num_steps: number of its steps in the whole run; Experiment.epochs for one per epoch.
+        settings: its keyword arguments, without the optimizer.
+    Raises: ValueError for an unknown name, a scheduler that depends on more than its step count, or settings
+        that it does not take.
     """
 
     def __init__(
@@ -130,9 +130,9 @@ class TorchSchedule:
 
 
 def value_at(setting: float | Schedule, progress: float) -> float:
-    """What a number or schedule stands for at `progress`, which is clipped to [0, 1].
+    """The value of a number or schedule at `progress`, which is clipped to [0, 1].
 
-    Raises: ValueError for a schedule that returns no finite number.
+    Raises: ValueError if the value is not a finite number.
     """
     value = setting(min(max(progress, 0.0), 1.0)) if callable(setting) else setting
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):

@@ -16,7 +16,7 @@ _ACTION_ROWS = "action_memory"  # key of the action memory in an exported hidden
 
 
 class WithActionMemory(NamedTuple):
-    """Hidden state of a model with an ActionMemory: that of its trajectory encoder, and sums (N, A, K)."""
+    """Hidden state of a model with an ActionMemory: the trajectory encoder's state, and sums (N, A, K)."""
 
     encoder: Any
     actions: Tensor
@@ -24,16 +24,16 @@ class WithActionMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class SequenceModel:
-    """A timestep encoder, a trajectory encoder on top of it, and what heads read besides its output.
+    """A timestep encoder, a trajectory encoder on top of it, and the additional inputs of heads.
 
-    Not a module itself, so that parameters keep the names that the agent gives its modules.
+    This is not a module, so that parameters keep the names that the agent gives its modules.
 
     Attributes:
         tstep_encoder: embeds one timestep.
-        traj_encoder: looks back over embedded timesteps.
-        timestep_norm: normalises the embedding of each timestep, which then follows the trajectory encoder's
-            output in the states; None leaves it out.
-        action_memory: what followed each action, which comes last in the states; None leaves it out.
+        traj_encoder: encodes the history of embedded timesteps.
+        timestep_norm: normalises the embedding of each timestep, which is appended to the trajectory
+            encoder's output; None leaves it out.
+        action_memory: memory of the outcomes of each action, appended to the states; None leaves it out.
     """
 
     tstep_encoder: TstepEncoder
@@ -43,7 +43,7 @@ class SequenceModel:
 
     @property
     def dim(self) -> int:
-        """Width D of states, without what an ActionMemory adds."""
+        """Width D of states, without an ActionMemory's part."""
         added = 0 if self.timestep_norm is None else self.tstep_encoder.emb_dim
         return self.traj_encoder.emb_dim + added
 
@@ -61,8 +61,8 @@ class SequenceModel:
             batch: B sequences of L timesteps.
             mask: (B, L, 1) bool, True on timesteps that move input statistics in training mode.
             resets: (B, L) bool, True on the first timestep of an episode.
-            start: exported hidden state from before the sequences, without an ActionMemory; None: they begin
-                without history.
+            start: exported hidden state before the sequences, without an ActionMemory; None if they have no
+                history.
         """
         embedded = self.tstep_encoder(batch.obs, batch.rl2s, batch.time_idxs, mask)
         if start is None:
@@ -89,7 +89,7 @@ class SequenceModel:
         return self._state(encoded, embedded, remembered[:, None])[:, 0], WithActionMemory(memory, sums)
 
     def _state(self, encoded: Tensor, embedded: Tensor, remembered: Tensor | None = None) -> Tensor:
-        """Encoded timesteps (..., E), with the other inputs of heads behind them."""
+        """Encoded timesteps (..., E), followed by the other inputs of heads."""
         parts = [encoded]
         if self.timestep_norm is not None:
             parts.append(self.timestep_norm(embedded).to(encoded.dtype))
@@ -98,11 +98,11 @@ class SequenceModel:
         return torch.cat(parts, dim=-1) if len(parts) > 1 else encoded
 
     def _previous_actions(self, rl2s: Tensor) -> Tensor:
-        """(..., A) of rl2s (..., 1+A); zeros if the timestep encoder hides them."""
+        """(..., A) previous actions from rl2s (..., 1+A); zeros if the timestep encoder hides them."""
         return self.tstep_encoder.shown(rl2s)[..., 1:]
 
     def remember(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        """The exported hidden state after the last place of all sequences; see TrajEncoder.remember."""
+        """The exported hidden state after the last timestep of each sequence; see TrajEncoder.remember."""
         embedded = self.tstep_encoder(batch.obs, batch.rl2s, batch.time_idxs)
         return self.traj_encoder.remember(embedded, batch.time_idxs, batch.resets)
 
@@ -123,13 +123,13 @@ class SequenceModel:
         return WithActionMemory(encoder, state.actions.masked_fill(ended[:, None, None], 0.0))
 
     def export_hidden_state(self, state: Any) -> dict[str, Tensor]:
-        """Copies of what a hidden state holds of each env, (N, ...); see TrajEncoder.export_hidden_state."""
+        """Copies of a hidden state, one row per env, (N, ...); see TrajEncoder.export_hidden_state."""
         if self.action_memory is None:
             return self.traj_encoder.export_hidden_state(state)
         return {**self.traj_encoder.export_hidden_state(state.encoder), _ACTION_ROWS: state.actions.clone()}
 
     def import_hidden_state(self, rows: dict[str, Tensor]) -> Any:
-        """A hidden state to act on from exported rows."""
+        """The hidden state that continues from exported rows."""
         if self.action_memory is None:
             return self.traj_encoder.import_hidden_state(rows)
         of_encoder = {name: x for name, x in rows.items() if name != _ACTION_ROWS}

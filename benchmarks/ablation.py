@@ -1,8 +1,8 @@
-"""Which changes to the published agent matter? Leaves each out, one at a time, on eight tasks.
+"""Ablation of the changes to the published agent: each is left out, one at a time, on eight tasks.
 
     python benchmarks/ablation.py --jobs 2      # every run that is not stored yet
     python benchmarks/ablation.py --rows recommended n_step --tasks bandit --seeds 0
-    python benchmarks/ablation.py --list        # rows, and how many of their runs are stored
+    python benchmarks/ablation.py --list        # rows, and the number of stored runs
     python benchmarks/ablation.py --report      # the table, in Markdown
 
 Tasks, rows, budgets and targets are in `ablation_rows.py`. A run is one process of `examples/run.py` and
@@ -52,7 +52,7 @@ def run(key: Key) -> dict[str, Any]:
     settings = (*task.settings, *row.settings)
     whole = replace(task.as_learned(), configs=("base_offpolicy", *row.configs), overrides=settings)
     before_s = _cpu_s_of_children()
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # for environments that are defined here
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # for environments defined in this folder
     with tempfile.TemporaryDirectory() as folder:
         found = run_once(whole, seed, Path(folder), threads=1)
     return {
@@ -71,13 +71,13 @@ def run(key: Key) -> dict[str, Any]:
 
 
 def _cpu_s_of_children() -> float:
-    """CPU time of all ended child processes. A worker has one at a time, so a difference is one run's."""
+    """CPU time of all ended child processes. A worker runs one at a time, so differences are single runs."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def store(record: dict[str, Any], path: Path) -> None:
-    """Append one line; several queues may write to one file."""
+    """Append one line; several queues may write to the same file."""
     path.parent.mkdir(exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -154,7 +154,7 @@ class Interval(NamedTuple):
 def area(curve: Sequence[tuple[int, float]], task: AblationTask) -> float:
     """Area under a learning curve, per env step of the budget: 0 at chance throughout, 1 at the target.
 
-    The figure is linear between evaluations and constant after the last one. What lies beyond the budget does
+    The curve is linear between evaluations and constant after the last one. Evaluations beyond the budget do
     not count.
     """
     env_steps, figures = (np.array(values, float) for values in zip(*curve, strict=True))
@@ -175,7 +175,7 @@ def bootstrap(groups: Sequence[Sequence[float]]) -> Interval:
 
 
 def verdict(by_task: Sequence[Interval], overall: Interval) -> str:
-    """Judge the change that a row leaves out by the row's differences to the recommended agent."""
+    """Effect of the change that a row leaves out, from the row's differences to the recommended agent."""
     signs = {overall.sign} - {0} or {interval.sign for interval in by_task} - {0}
     if signs == {1, -1}:
         return "mixed"
@@ -241,7 +241,7 @@ def median_to_target(records: Sequence[dict[str, Any]]) -> float:
 
 
 def main() -> None:
-    """Run what is missing, or report what is there."""
+    """Run the missing runs, or report the stored ones."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -250,11 +250,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each with one torch thread")
     parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--report", action="store_true", help="print the table of stored runs, run nothing")
     parser.add_argument(
-        "--report", action="store_true", help="print the table of what is stored, run nothing"
-    )
-    parser.add_argument(
-        "--list", action="store_true", help="print rows and how many runs are stored, run nothing"
+        "--list", action="store_true", help="print rows and the number of stored runs, run nothing"
     )
     args = parser.parse_args()
     if args.report:

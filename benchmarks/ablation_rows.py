@@ -1,6 +1,6 @@
-"""What `ablation.py` runs: tasks with their budgets and targets, and rows with what they leave out.
+"""Tasks and rows of `ablation.py`: budgets and targets of tasks, and the change that each row leaves out.
 
-Tasks, budgets and targets were chosen with the recommended agent and seed 0 alone, before any other row was
+Tasks, budgets and targets were chosen only with the recommended agent and seed 0, before any other row was
 run.
 """
 
@@ -13,9 +13,8 @@ from learning_tasks import Task
 SEEDS = (0, 1, 2, 3, 4)
 EPOCH = 600  # env steps
 
-# Settings of every run, the same in all rows. They make runs affordable: epochs have half the usual length,
-# so that the 16 epochs without training are 9,600 env steps, and batches (per task) have about 300 timesteps
-# instead of 1,500.
+# Settings of all runs. They make runs affordable: epochs have half the usual length, so that the 16 epochs
+# without training are 9,600 env steps, and batches (per task) have about 300 timesteps instead of 1,500.
 _EVERYWHERE = (
     "Experiment.train_timesteps_per_epoch=50",  # for each of 12 actors
     "Experiment.val_interval=2",  # every 1,200 env steps
@@ -27,8 +26,8 @@ _EVERYWHERE = (
 class AblationTask:
     """A task of the ablation.
 
-    kind: what it asks for. metric: figure of the greedy evaluation. chance: that figure before learning.
-    target: the figure that counts as learned. num_env_steps: budget of every run.
+    kind: ability that the task requires. metric: metric of the greedy evaluation. chance: its value before
+    learning. target: the value that counts as learned. num_env_steps: budget of every run.
     """
 
     kind: str
@@ -44,7 +43,7 @@ class AblationTask:
         return (*_EVERYWHERE, f"Experiment.epochs={self.num_env_steps // EPOCH}", *self.own_settings)
 
     def as_learned(self) -> Task:
-        """The same for `learning.py`."""
+        """The task in the form of `learning.py`."""
         return Task(("base_offpolicy",), self.metric, self.target, overrides=self.settings)
 
 
@@ -52,9 +51,9 @@ class AblationTask:
 class Row:
     """The recommended agent without one change.
 
-    leaves_out: in words, the change and what stands there without it. settings: gin settings on top of the
-    task's; None while the change has no switch. configs: configurations on top of the preset.
-    cannot_matter_on: tasks that are not run because the agent would be the same.
+    leaves_out: description of the change and of its replacement. settings: gin settings on top of the task's;
+    None while the change cannot be switched off. configs: configurations on top of the preset.
+    cannot_matter_on: tasks that are skipped because the agent would be the same.
     """
 
     leaves_out: str
@@ -120,7 +119,7 @@ TASKS = {
             24,
             52,
             "TMazePassive.horizon=12",
-            # Noise on the way would end most episodes before the fork.
+            # Noise in the corridor would end most episodes before the fork.
             "Experiment.exploration_wrapper_type=@BilevelEpsilonGreedy",
             *(f"BilevelEpsilonGreedy.{key}={value!r}" for key, value in {**_WALK, **_TURN}.items()),
         ),
@@ -192,15 +191,15 @@ _PUBLISHED_TRANSFORMER = (
     "TransformerTrajEncoder.head_scaling=True",
 )
 
-# The order is that of the queue. Names are stable; settings follow the names of parts.
+# The order is the order of the queue. Names never change, because stored runs refer to them.
 ROWS = {
     "recommended": Row("nothing", ()),
-    # whole agents
+    # Whole agents
     "published_agent": Row("every change: the published agent", (), ("amago",)),
     "published_agent_our_transformer": Row(
         "every change but the sequence model", (), ("amago", "encoders/transformer")
     ),
-    # targets and values
+    # Targets and values
     "n_step": Row(
         "Retrace and lambda-returns: one-step targets",
         ("Agent.returns=@NStep()", "Agent.returns_continuous=None"),
@@ -229,7 +228,7 @@ ROWS = {
         "our discounts: 0.1, 0.9, 0.95, 0.97, 0.99, 0.995 and 0.999",
         ("DISCOUNTS=(0.1, 0.9, 0.95, 0.97, 0.99, 0.995)",),
     ),
-    # the sequence model
+    # Sequence model
     "published_transformer": Row("our Transformer: the published one", _PUBLISHED_TRANSFORMER),
     "all_rotary": Row("heads of all other kinds: rotary ones", ("TransformerTrajEncoder.heads='rotary'",)),
     "no_fixed_heads": Row("heads for places: rotary ones", _heads("rotary", "rotary", "content", "counting")),
@@ -240,7 +239,7 @@ ROWS = {
         "the head that counts: one more for contents", _heads("fixed", "fixed", "content", "content")
     ),
     "no_qk_gain": Row("long queries at first: a gain of 1", ("TransformerTrajEncoder.qk_gain=1.0",)),
-    # first weights
+    # First weights
     "published_first_weights": Row(
         "all our first weights: the published ones",
         (
@@ -263,7 +262,7 @@ ROWS = {
     "published_rl2_weights": Row(
         "small first weights of the previous reward and action", ("FFTstepEncoder.rl2_gain=1.0",)
     ),
-    # exploration, data, optimiser
+    # Exploration, data, optimiser
     "plain_noise": Row(
         "random actions that last: plain epsilon-greedy",
         ("EpsilonGreedy.mean_repeat=1",),
@@ -287,7 +286,7 @@ ROWS = {
     "grad_clip_1": Row("our gradient clipping at 40: at 1", ("Experiment.grad_clip=1",)),
     "published_learning_rate": Row("our learning rate of 1e-3: 1e-4", ("Experiment.learning_rate=1e-4",)),
     "published_lr_warmup": Row("our warm-up of 100 updates: 500", ("Experiment.lr_warmup_steps=500",)),
-    # a part that is off by default
+    # A part that is off by default
     "action_memory": Row(
         "nothing; adds ActionMemory",
         ("Agent.action_memory_type=@ActionMemory",),

@@ -1,4 +1,4 @@
-"""What `agents.py` trains, by study, and the runs whose data the offline study learns from."""
+"""Tasks of `agents.py` by study, and the runs that record data for the offline study."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from peers.common import Settings
 
 @dataclass(frozen=True)
 class OfflineTask(Task):
-    """Learns from what the run `data` of DATA has stored; {folder}, {run} and {dataset} tell it where."""
+    """A task that learns from the data of the run `DATA[data]`, found by {folder}, {run} and {dataset}."""
 
     data: str = field(kw_only=True)
-    share: float = field(default=1.0, kw_only=True)  # of its episodes, those with the highest returns
+    share: float = field(default=1.0, kw_only=True)  # share of its episodes, best returns first
 
 
 @dataclass(frozen=True)
 class PeerTask(Task):
-    """A task for RecurrentPPO of sb3-contrib, with an LSTM each for policy and values."""
+    """A task for RecurrentPPO of sb3-contrib, with separate LSTMs for policy and values."""
 
     settings: Settings = field(kw_only=True)
 
@@ -41,7 +41,7 @@ RECURRENT: dict[str, Task] = {
 
 
 def _peer(target: float, env: str, **own: Any) -> PeerTask:
-    """At the size of the small presets."""
+    """A peer task with the network sizes of the small presets."""
     settings = Settings(env, evaluate_every=4, threads=1, hidden=(64,), lstm=64, **own)
     return PeerTask((), "return", target, settings=settings)
 
@@ -98,8 +98,8 @@ _OFFLINE = (
 )
 _WITH_PENDULUM: dict[str, tuple[str, ...]] = {
     "bc": (),
-    # Advantages are small beside the spread of values, and single weights of the actor large: so policies of
-    # the newest updates are now better, now worse, and their average is not.
+    # Advantages are small compared to the spread of values, and single weights of the actor are large. The
+    # newest policies therefore vary in quality, while their average does not.
     "iql": (
         "IQLAgent.beta=50.0",
         "IQLAgent.expectile=0.9",
@@ -120,7 +120,7 @@ OFFLINE: dict[str, OfflineTask] = {
         -400.0,
         overrides=(*_FROM_MINARI, *_OFFLINE, *own),
         data="pendulum",
-        share=0.1 if name == "bc" else 1.0,  # the run began with play at random, which is not to be imitated
+        share=0.1 if name == "bc" else 1.0,  # excludes the random actions at the start
     )
     for name, own in _WITH_PENDULUM.items()
 }

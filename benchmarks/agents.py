@@ -1,13 +1,14 @@
-"""Do agents do what they are for? Runs the studies of agent_tasks.py over seeds, and prints JSON.
+"""Studies of the agents: runs the tasks of agent_tasks.py over seeds, and prints JSON.
 
     python benchmarks/agents.py                                  # all studies, seeds 0 1
     python benchmarks/agents.py credit/lambda offline --seeds 0
 
-recurrent: DQN and SAC with a GRU where velocities or the past are hidden; peers: RecurrentPPO of sb3-contrib
-on such tasks, in a virtual environment of its own (--venv). offline: from trajectories of a run of ours, and
-from a Minari dataset made of another. credit: targets in the active T-maze.
+recurrent: DQN and SAC with a GRU on tasks with hidden velocities or hidden history. peers: RecurrentPPO of
+sb3-contrib on such tasks, in a separate virtual environment (--venv). offline: learning from trajectories of
+a Loxodon run, and from a Minari dataset made from another run. credit: kinds of targets in the active T-maze.
 
-Every run is a process, as in learning.py, is written to the output at once, and not repeated by a later call.
+Every run is a separate process, as in learning.py. It is written to the output at once, and a later call does
+not repeat it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ OUTPUT = ROOT / "benchmarks" / "results" / "agents.json"
 
 
 def train(task: Task, seed: int) -> dict[str, Any]:
-    """One run of ours, and the last return in each of its environments."""
+    """Run Loxodon once; add the last return in each of its environments."""
     with tempfile.TemporaryDirectory() as folder:
         found = run_once(task, seed, Path(folder), threads=1)
         log = Path(folder) / f"seed{seed}" / "logs" / "metrics.jsonl"
@@ -46,7 +47,7 @@ def train(task: Task, seed: int) -> dict[str, Any]:
 
 
 def train_offline(task: OfflineTask, seed: int, folder: Path) -> dict[str, Any]:
-    """The same on stored data, which are made with seed 0 if there are none, and what those returned."""
+    """Train on stored data, which are made with seed 0 if they are missing; add the returns in the data."""
     home, dataset = folder / task.data, f"{task.data}/best{100 * task.share:.0f}-v0"
     buffer = home / "seed0" / "buffer" / "fifo"
     if not (home / "whole").exists():
@@ -63,7 +64,7 @@ def train_offline(task: OfflineTask, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def train_peer(task: PeerTask, seed: int, python: Path) -> dict[str, Any]:
-    """A run of the other library, in the same words."""
+    """Run the other library; the result has the form of `train`."""
     peer = Peer("peers.sb3_recurrent_ppo", lstm_critic="own")
     found = run_peer(peer, replace(task.settings, seed=seed), python, run_process)
     above = [point for point in found["curve"] if point["return"] >= task.target]
@@ -72,7 +73,7 @@ def train_peer(task: PeerTask, seed: int, python: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run what is asked for and print one JSON document."""
+    """Run the chosen studies and print one JSON document."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,11 +1,11 @@
-"""A learner and two actors are killed at random, again and again. Is anything lost? Prints one JSON document.
+"""Check that nothing is lost when a learner and two actors are killed at random. Prints one JSON document.
 
     python benchmarks/chaos.py --rounds 50
 
 Three processes share one T-maze run. Each round waits a random time, kills one of them with SIGKILL and
-starts it again, the learner with --resume. Meanwhile this process remembers the SHA-256 of every finished
-trajectory file. In the end all of them must be there unchanged and readable, every learner must be back
-quickly, and the policy must be as good as after an undisturbed run.
+starts it again, the learner with --resume. Meanwhile this process records the SHA-256 of every finished
+trajectory file. At the end all files must exist, unchanged and readable; every learner must have resumed
+quickly; and the policy must be as good as after an undisturbed run.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Member:
         self.resume_s: list[float] = []
 
     def start(self) -> None:
-        """Start it; a learner goes on from its newest checkpoint, if there is one."""
+        """Start the process; a learner resumes from its newest checkpoint, if there is one."""
         command = [
             sys.executable,
             str(ROOT / "examples" / "run.py"),
@@ -83,7 +83,7 @@ class Member:
             threading.Thread(target=self._time_resume, args=(self.process,), daemon=True).start()
 
     def kill(self) -> bool:
-        """Kill it with SIGKILL; False if it had ended by itself."""
+        """Kill the process with SIGKILL; return False if it had already ended."""
         assert self.process is not None
         if self.process.poll() is not None:
             return False
@@ -92,7 +92,7 @@ class Member:
         return True
 
     def _time_resume(self, process: subprocess.Popen[bytes]) -> None:
-        """Note the seconds until the log says that the run goes on."""
+        """Record the seconds until the log reports that the run has resumed."""
         start_s, seen = time.perf_counter(), self.log.read_bytes().count(b"Resuming at epoch")
         while process.poll() is None:
             if self.log.read_bytes().count(b"Resuming at epoch") > seen:
@@ -102,26 +102,26 @@ class Member:
 
 
 class Witness(threading.Thread):
-    """Remembers the hash of every finished trajectory file."""
+    """Records the hash of every finished trajectory file."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(daemon=True)
         self.folder, self.hashes, self.is_done = folder, dict[str, str](), False
 
     def run(self) -> None:
-        """Look for new files until told to stop."""
+        """Look for new files until `is_done`."""
         while not self.is_done:
             self.look()
             time.sleep(0.1)
 
     def look(self) -> None:
-        """Hash the files that are new."""
+        """Hash new files."""
         for path in self.folder.glob("*.npz"):
             if path.name not in self.hashes:
                 self.hashes[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
 
     def faults(self) -> list[str]:
-        """Files that were there and are gone, differ, or cannot be read."""
+        """Descriptions of recorded files that are missing, differ, or cannot be read."""
         found = []
         for name, digest in self.hashes.items():
             path = self.folder / name
@@ -186,14 +186,14 @@ def run_once(rounds: int, epochs: int, seed: int) -> dict[str, Any]:
 
 
 def import_seconds() -> float:
-    """Seconds that a process needs to start and to import what a run imports."""
+    """Seconds that a process needs to start and to import the modules of a run."""
     start_s = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import loxodon.experiment"], check=True)
     return time.perf_counter() - start_s
 
 
 def main() -> int:
-    """Run with and without kills, and print what came out; 1 if something was lost."""
+    """Run with and without kills, and print the results; return 1 if something was lost."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""How fast windows are sampled from trajectory files, as JSON.
+"""Speed of sampling windows from trajectory files, as JSON.
 
 Run: python benchmarks/data.py --set long --format npz     one workload
      python benchmarks/data.py --all                        the table, into benchmarks/results/data.json
@@ -6,9 +6,9 @@ Run: python benchmarks/data.py --set long --format npz     one workload
      python benchmarks/data.py --refresh                    an epoch's listing with 100,000 files
 
 Data sets: 1,000 trajectories of 200 timesteps ("short") and 200 of 10,000 ("long"), with 16 float32
-observations and 4 actions; windows of 128 transitions in batches of 24. Figures are padded batches in the
-learner's process, counted in windows. Files are in the page cache, as they are for a learner whose collectors
-write them.
+observations and 4 actions; windows of 128 transitions in batches of 24. Speeds are windows per second in
+padded batches, in the learner's process. Files are in the page cache, like files that collectors have just
+written.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SETS = {"short": (1000, 200), "long": (200, 10_000)}
 FORMATS = ("npz", "npz-compressed")
 NUM_REFRESH_FILES, NUM_EPOCHS = 100_000, 200
 MAX_REFRESH_S, MAX_GROWTH = 0.2, 1.05
-# Windows per second to reach with 0 loader workers.
+# Required windows per second with 0 loader workers.
 TARGETS = {
     ("short", "npz"): 15_000,
     ("long", "npz"): 15_000,
@@ -65,7 +65,7 @@ def make_trajectory(length: int, seed: int) -> Trajectory:
 
 
 def write_set(folder: Path, num_trajs: int, length: int, save_as: str) -> int:
-    """Write one data set; returns its bytes on disk."""
+    """Write one data set; return its bytes on disk."""
     fifo = folder / "noise" / "buffer" / "fifo"
     fifo.mkdir(parents=True)
     trajs = [make_trajectory(length, seed) for seed in range(min(num_trajs, 50))]
@@ -78,7 +78,7 @@ def write_set(folder: Path, num_trajs: int, length: int, save_as: str) -> int:
 
 
 def open_dataset(folder: Path) -> DiskTrajDataset:
-    """The data set as an experiment opens it."""
+    """Open the data set like an experiment."""
     dataset = DiskTrajDataset(dset_root=str(folder), dset_name="noise", dset_max_size=10**9)
     dataset.configure(
         max_seq_len=SEQ_LEN,
@@ -110,7 +110,7 @@ def measure_sampling(args: argparse.Namespace) -> dict[str, Any]:
         dataset = open_dataset(Path(name))
         loader = BatchLoader(dataset, batch_size=BATCH, num_workers=args.workers, seed=0)
         speeds = []
-        for epoch in range(2):  # the first opens most files
+        for epoch in range(2):  # the first epoch opens most files
             start_s = time.perf_counter()
             num_batches = 200
             for _ in loader.epoch(epoch, num_batches):
@@ -161,7 +161,7 @@ def measure_memory(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_refresh(args: argparse.Namespace) -> dict[str, Any]:
-    """Seconds that an epoch's listing takes with 100,000 files there and none, or ten, new."""
+    """Seconds of an epoch's listing with 100,000 existing files, and none or ten new ones."""
     with tempfile.TemporaryDirectory() as name:
         write_set(Path(name), NUM_REFRESH_FILES, 2, args.format)
         start_s = time.perf_counter()
@@ -177,8 +177,8 @@ def measure_refresh(args: argparse.Namespace) -> dict[str, Any]:
                     traj = make_trajectory(2, number)
                     save_trajectory(fifo, traj, save_as=args.format, traj_id=f"{number:08x}", unix_time=2e9)
                 start_s = time.perf_counter()
-                dataset.on_end_of_collection()  # what the learner does once per epoch
-                dataset.refresh()  # and what its loader does
+                dataset.on_end_of_collection()  # the learner does this once per epoch
+                dataset.refresh()  # and its loader does this
                 times.append(time.perf_counter() - start_s)
             seconds[str(num_new)] = round(statistics.median(times), 4)
         dataset.close()
@@ -191,7 +191,7 @@ def measure_refresh(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_self(*words: str) -> dict[str, Any]:
-    """Measure in a process of its own."""
+    """Measure in a new process."""
     command = [sys.executable, __file__, *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -201,7 +201,7 @@ def run_self(*words: str) -> dict[str, Any]:
 
 
 def run_table(repeats: int, seconds: float) -> dict[str, Any]:
-    """Every workload `repeats` times; the median counts."""
+    """Run every workload `repeats` times and report medians."""
     rows = []
     for workers in (0, 2):
         for name in SETS:

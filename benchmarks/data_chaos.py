@@ -1,12 +1,12 @@
-"""A writer is killed while a reader samples. Is anything lost, or half? Prints one JSON document.
+"""Check that no data are lost or torn if a writer is killed while a reader samples. Prints one JSON document.
 
     python benchmarks/data_chaos.py --rounds 50
 
 Each round starts a process that writes trajectories and kills it with SIGKILL at a random moment, while
-this process samples windows of what is there. Every number of a trajectory follows from the key of its
-episode and from the time index, so a window that mixes two files, or is cut off, gives itself away. The
-writer reports the SHA-256 of files that it knows to be finished; after the kill all of them must be there
-unchanged, and every file under a final name must be whole.
+this process samples windows of the existing files. All numbers of a trajectory are functions of the key of
+its episode and the time index, so a window that mixes two files, or is cut off, can be recognised. The writer
+reports the SHA-256 of finished files; after the kill all of them must exist unchanged, and every file with a
+final name must be complete.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ START_TIMEOUT_S, MAX_LIFE_S = 60.0, 0.4
 
 
 def columns(key: np.ndarray, times: np.ndarray) -> dict[str, np.ndarray]:
-    """Observations that follow from the key of an episode and the time index: `key`, `hash` and `vector`.
+    """Observations as functions of the key of an episode and the time index: `key`, `hash` and `vector`.
 
     Args:
         key: (k,) int64.
         times: (k,) int64.
     """
     mixed = (key.astype(np.uint64) << np.uint64(20)) + times.astype(np.uint64)
-    for shift in (33, 29, 32):  # mixes the bits well enough that neighbours have nothing in common
+    for shift in (33, 29, 32):  # mixes the bits, so that neighbours are unrelated
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(0x9E3779B97F4A7C15)
     vector = (mixed[:, None] >> np.arange(NUM_OBS, dtype=np.uint64)) & np.uint64(0xFFFF)
     return {"key": key[:, None].astype(np.int64), "hash": mixed[:, None], "vector": vector.astype(np.float32)}
 
 
 def rewards_of(key: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Return (k,) float32, the reward for arriving at `times`."""
+    """(k,) float32 rewards for arriving at `times`."""
     return (columns(key, times)["hash"][:, 0] % np.uint64(1000)).astype(np.float32)
 
 
 def fault_of(traj: Trajectory) -> str | None:
-    """What is wrong with a trajectory or a window of one, if anything."""
+    """Describe a fault of a trajectory or a window of one; None if there is none."""
     times, keys = traj.time_idxs[:, 0], traj.obs["key"][:, 0]
     if (np.diff(times) != 1).any() or (keys != keys[0]).any():
         return "timesteps of several places"
@@ -66,7 +66,7 @@ def fault_of(traj: Trajectory) -> str | None:
 
 
 def write_until_killed(folder: Path, seed: int, save_as: str) -> None:
-    """Write trajectories for ever; print name and SHA-256 of finished files."""
+    """Write trajectories forever; print name and SHA-256 of finished files."""
     writer = TrajectoryWriter(folder, NUM_ENVS, save_every=SAVE_EVERY, save_as=save_as, seed=seed)
     keys = np.arange(NUM_ENVS, dtype=np.int64) + seed * NUM_ENVS
     rl2s, no_end = np.zeros((NUM_ENVS, 4), np.float32), np.zeros(NUM_ENVS, np.bool_)
@@ -87,7 +87,7 @@ def write_until_killed(folder: Path, seed: int, save_as: str) -> None:
 
 
 def run_round(folder: Path, dataset: DiskTrajDataset, seed: int) -> dict[str, Any]:
-    """One writer, killed at a random moment. Returns what was counted; `faults` is empty if all is well."""
+    """Run one writer and kill it at a random moment. Return counts; `faults` is empty if all is well."""
     rng = np.random.default_rng(seed)
     save_as, faults, num_windows = FORMATS[seed % len(FORMATS)], [], 0
     command = [sys.executable, __file__, "--write", str(folder), "--seed", str(seed), "--save-as", save_as]
@@ -129,7 +129,7 @@ def run_round(folder: Path, dataset: DiskTrajDataset, seed: int) -> dict[str, An
 
 
 def run_rounds(num_rounds: int, first_seed: int) -> dict[str, Any]:
-    """All rounds on one dataset, each with a folder of its own contents."""
+    """Run all rounds on one dataset; each round has its own files."""
     rounds = []
     with tempfile.TemporaryDirectory() as root:
         dataset = DiskTrajDataset(dset_max_size=10**9)
@@ -163,7 +163,7 @@ def run_rounds(num_rounds: int, first_seed: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run the rounds, or be the writer of one."""
+    """Run the rounds, or the writer of one round."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""A mass on a line, of which only the position is seen: continuous control with memory in 30 timesteps.
+"""A mass on a line with hidden velocity: continuous control with memory in 30 timesteps.
 
 Registers `DoubleIntegrator-v0`; with `PYTHONPATH=benchmarks`, presets find it as
 `gym_env.env_id = 'double_integrator:DoubleIntegrator-v0'`.
@@ -18,9 +18,9 @@ class DoubleIntegrator(gym.Env[np.ndarray, np.ndarray]):
     """Push the mass to the origin and hold it there.
 
     Observation: Box (1,) float32, the position. Action: Box (1,) float32 in [-1, 1], the acceleration.
-    Position and velocity begin uniform in [-1, 1] and [-0.5, 0.5]. A timestep at x pays
-    (1 - min(|x|, 1)) / 30, so that a return is between 0 and 1. Time truncates the episode. Random actions
-    have a return of 0.29, constant 0 one of 0.32, a regulator that knows the velocity one of 0.92.
+    Initial position and velocity are uniform in [-1, 1] and [-0.5, 0.5]. The reward at x is
+    (1 - min(|x|, 1)) / 30, so that a return is between 0 and 1. Episodes are truncated. The return is 0.29
+    for random actions, 0.32 for the constant action 0, and 0.92 for a regulator that knows the velocity.
     """
 
     def __init__(self) -> None:

@@ -1,18 +1,17 @@
-"""What do trajectory encoders cost? Prints one JSON document.
+"""Cost of trajectory encoders in training and acting. Prints one JSON document.
 
-    OMP_NUM_THREADS=1 python benchmarks/encoders.py                       # all, some 20 minutes
+    OMP_NUM_THREADS=1 python benchmarks/encoders.py                       # all, about 20 minutes
     OMP_NUM_THREADS=1 python benchmarks/encoders.py min_gru gla --lengths 128 --contexts 128 --seconds 0.5
 
 Width 128, 3 layers, one torch thread, float32; all times are CPU time, of the fastest of several runs.
 
 train: forward and backward pass over 4,096 timesteps in sequences of each length, or over one sequence if
-that is longer; timesteps per second, the time that the counted operations of matrix products (attention
-included) would take at the speed of one large product, and the share of that in the whole. Attention reaches
-over the whole sequence.
-act: one step of 12 environments after each number of timesteps, in milliseconds, in inference mode as actors
-are.
-state_bytes: what is remembered of one environment then.
-floor_act_ms: of the Transformer, all its matrix products and attention alone, with plain tensors.
+that is longer. It reports timesteps per second; the time of the counted operations of matrix products and
+attention at the speed of one large product; and its share of the total. Attention covers the whole sequence.
+act: one step of 12 environments after each number of timesteps, in milliseconds, in inference mode like
+actors.
+state_bytes: size of the state of one environment at that point.
+floor_act_ms: a Transformer's matrix products and attention alone, with plain tensors.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ MIN_CALLS, NUM_TURNS = 3, 10
 
 
 def cpu_s(call: Callable[[], object], seconds: float) -> float:
-    """CPU seconds of the fastest of all calls that fit into `seconds`, and of three at least."""
+    """CPU seconds of the fastest of all calls that fit into `seconds`, but of at least three calls."""
     times: list[float] = []
     call()
     while len(times) < MIN_CALLS or sum(times) < seconds:
@@ -72,35 +71,35 @@ def cpu_s(call: Callable[[], object], seconds: float) -> float:
 
 
 def flops_per_s(seconds: float) -> float:
-    """Speed of one large matrix product."""
+    """Speed of one large matrix product, in floating-point operations per second."""
     size = 1024
     x, y = torch.randn(2, size, size).unbind(0)
     return 2 * size**3 / cpu_s(lambda: x @ y, seconds)
 
 
 def _attention_flop(num_products: int, first: int) -> Callable[..., int]:
-    """Counts `num_products` of attention; queries and keys are the arguments from `first` on."""
+    """Count `num_products` products of attention; queries and keys are the arguments from `first` on."""
 
     def count(*args: Any, out_val: object, attn_mask: Tensor | None = None, **_: object) -> int:
         (batch, heads, length, width), num_keys = args[first].shape, args[first + 1].shape[2]
         num_pairs = batch * heads * length * num_keys
         if attn_mask is not None:
-            allowed = attn_mask > -torch.inf  # bool ones have become numbers here
+            allowed = attn_mask > -torch.inf  # bool masks have become numbers here
             num_pairs = int(allowed.expand(batch, heads, -1, -1).sum())
-        elif any(x is True for x in args):  # causal
+        elif any(x is True for x in args):  # causal attention
             num_pairs = batch * heads * length * (length + 1) // 2
         return int(2 * num_products * num_pairs * width)
 
-    count._get_raw = True  # type: ignore[attr-defined] # tensors rather than shapes, as masks count
+    count._get_raw = True  # type: ignore[attr-defined] # passes tensors rather than shapes, to count masks
     return count
 
 
-_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # which torch does not count
+_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # not counted by torch
 _ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def count_flop(call: Callable[[], object]) -> int:
-    """Floating-point operations of matrix products and of attention, without what its masks hide."""
+    """Floating-point operations of matrix products and of attention, without masked pairs."""
     of_attention = {_ATTENTION: _attention_flop(2, 0), _ATTENTION_BACKWARD: _attention_flop(4, 1)}
     with FlopCounterMode(display=False, custom_mapping=of_attention) as counter:
         call()
@@ -108,7 +107,7 @@ def count_flop(call: Callable[[], object]) -> int:
 
 
 def build(name: str, max_seq_len: int) -> TrajEncoder:
-    """A new encoder with the same weights in each call."""
+    """Build an encoder, with the same weights in each call."""
     torch.manual_seed(0)
     kind, settings = ENCODERS[name]
     encoder: TrajEncoder = getattr(nets, kind)(WIDTH, max_seq_len, **settings)
@@ -116,7 +115,7 @@ def build(name: str, max_seq_len: int) -> TrajEncoder:
 
 
 def train(name: str, length: int, seconds: float, speed: float) -> dict[str, float]:
-    """What forward and backward passes cost, see above."""
+    """Measure forward and backward passes, see above."""
     encoder, rows = build(name, length), max(1, TIMESTEPS // length)
     seq, times = torch.randn(rows, length, WIDTH), torch.arange(length).expand(rows, -1)[..., None]
 
@@ -133,7 +132,7 @@ def train(name: str, length: int, seconds: float, speed: float) -> dict[str, flo
 
 
 def remembering(encoder: TrajEncoder, context: int) -> tuple[Any, int]:
-    """A state as after `context` timesteps, and its bytes per env."""
+    """A state with the size of one after `context` timesteps, and its bytes per env."""
     rows = encoder.export_hidden_state(encoder.init_hidden_state(NUM_ENVS, CPU))
     for name, part in rows.items():
         if part.is_floating_point():
@@ -148,8 +147,8 @@ def remembering(encoder: TrajEncoder, context: int) -> tuple[Any, int]:
 
 @torch.inference_mode()
 def act(name: str, context: int, seconds: float) -> dict[str, float]:
-    """What a step costs after `context` timesteps, see above."""
-    with torch.inference_mode(False):  # as the weights of actors are made
+    """Measure a step after `context` timesteps, see above."""
+    with torch.inference_mode(False):  # actors create their weights outside of inference mode
         encoder = build(name, context).eval()
     state, state_bytes = remembering(encoder, context)
     seq, times = torch.randn(NUM_ENVS, 1, WIDTH), torch.full((NUM_ENVS, 1, 1), context)
@@ -169,7 +168,7 @@ def act(name: str, context: int, seconds: float) -> dict[str, float]:
 
 
 def bare_transformer_step(context: int) -> Callable[[], Tensor]:
-    """The matrix products and the attention of a Transformer's step, and nothing else."""
+    """A function that computes only the matrix products and the attention of a Transformer's step."""
     x = torch.randn(NUM_ENVS, WIDTH)
     shapes = {
         "qkv": (3 * WIDTH, WIDTH),
@@ -197,7 +196,7 @@ def bare_transformer_step(context: int) -> Callable[[], Tensor]:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

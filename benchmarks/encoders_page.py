@@ -1,4 +1,4 @@
-"""Write what was measured of trajectory encoders into docs/results_encoders.md: a table and a picture.
+"""Write measurements of trajectory encoders into docs/results_encoders.md: a table and a picture.
 
 OMP_NUM_THREADS=1 python benchmarks/encoders.py > benchmarks/results/encoders.json
 python benchmarks/learning.py --suite encoders --jobs 2
@@ -50,7 +50,7 @@ TASKS = ("tmaze_100", "tmaze_1000", "repeat_previous")
 
 
 def learned(runs: list[dict[str, Any]]) -> str:
-    """How many seeds reached the target, and the median of their updates; else the median result."""
+    """Number of seeds that reached the target and the median of their updates, or the median result."""
     if not runs:
         return ""
     reached = sorted(run["reached"]["updates"] for run in runs if run["reached"])
@@ -61,7 +61,7 @@ def learned(runs: list[dict[str, Any]]) -> str:
 
 
 def table(cost: dict[str, Any], tasks: dict[str, Any]) -> str:
-    """Rows in the order of `LABELS`."""
+    """The Markdown table, with rows in the order of `LABELS`."""
     rows = [COLUMNS, ["---"] * len(COLUMNS)]
     for name, label in LABELS.items():
         if name in cost:
@@ -79,7 +79,7 @@ def table(cost: dict[str, Any], tasks: dict[str, Any]) -> str:
 
 
 def draw(cost: dict[str, Any], path: Path) -> None:
-    """Training speed over length, and acting time over context; one line per encoder."""
+    """Plot training speed over length, and acting time over context, with one line per encoder."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     for number, (name, one) in enumerate(cost.items()):
         style = {"color": f"C{number % 10}", "linestyle": ("-", "--")[number // 10], "marker": "o"}

@@ -1,6 +1,6 @@
-"""How long `import loxodon.experiment` takes beyond `import torch`: medians over fresh interpreters, as JSON.
+"""Time of `import loxodon.experiment` beyond `import torch`: medians over fresh interpreters, as JSON.
 
-Seconds are processor time, which other processes on the machine change less than the time that passes.
+Times are CPU seconds, which depend less on other processes than wall time.
 
 Run: python benchmarks/import_time.py > benchmarks/results/import_time.json
 """
@@ -27,7 +27,7 @@ print(json.dumps([middle - start, end - middle]))
 
 
 def time_imports() -> tuple[float, float]:
-    """CPU seconds to import torch, then those to import loxodon.experiment, in one fresh interpreter."""
+    """CPU seconds to import torch, and then loxodon.experiment, in a fresh interpreter."""
     output = subprocess.run(
         [sys.executable, "-c", TIMED_IMPORTS], capture_output=True, text=True, check=True
     ).stdout

@@ -1,6 +1,6 @@
-"""What does an update cost, and how far is that from its matrix products alone? Prints one JSON document.
+"""Cost of an update, compared to its matrix products alone. Prints one JSON document.
 
-    OMP_NUM_THREADS=1 python benchmarks/learner.py                    # all workloads, some 5 minutes
+    OMP_NUM_THREADS=1 python benchmarks/learner.py                    # all workloads, about 5 minutes
     OMP_NUM_THREADS=1 python benchmarks/learner.py discrete multi_task --seconds 5
     OMP_NUM_THREADS=1 python benchmarks/learner.py discrete --precision bf16 --profile
     OMP_NUM_THREADS=1 python benchmarks/learner.py discrete --compile      # Experiment.compile_learning
@@ -9,11 +9,11 @@ Batches of 24 windows of 128 (or 512) transitions, 16 observations, 4 actions; e
 Transformer of 3 layers, a GRU of 2), 4 critics, 5 discounts, heads of 2 x 256; one torch thread, float32 or
 autocast to bfloat16. Times are CPU time, medians over updates.
 
-gflop: of matrix products and attention, counted. floor_s: the time that these would take at the speed of one
-large product, the fastest of all that fitted into 3 s. share_of_floor: floor_s as a share of the median
-update; at_best: of the fastest one. phase_ms: losses (forward pass), backward, clipping, adamw, targets (what
-follows an update), and all together.
-operation_ms (with --profile): of one update, the operations that took longest, without those that they call.
+gflop: counted operations of matrix products and attention. floor_s: their time at the speed of one large
+product, the fastest of all that fit into 3 s. share_of_floor: floor_s as a share of the median update;
+at_best: as a share of the fastest one. phase_ms: losses (forward pass), backward, clipping, adamw, targets
+(work after the update), and total.
+operation_ms (with --profile): the slowest operations of one update, without the operations that they call.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Phases:
         self.seconds: dict[str, list[float]] = {}
 
     def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """`call`, whose time is added to a phase."""
+        """Wrap `call`, so that its time is added to a phase."""
         taken = self.seconds.setdefault(name, [])
 
         def measured(*args: Any, **kwargs: Any) -> Any:
@@ -81,7 +81,7 @@ class Phases:
         return measured
 
     def medians_ms(self) -> dict[str, float]:
-        """Milliseconds of each phase."""
+        """Median milliseconds of each phase."""
         return {name: round(1e3 * statistics.median(taken), 2) for name, taken in self.seconds.items()}
 
 
@@ -108,7 +108,7 @@ def make_batch(action_space: spaces.Space[Any], length: int) -> Batch:
 def make_learner(
     kind: type, action_space: spaces.Space[Any], encoder: Any, length: int, precision: str = "no"
 ) -> Learner:
-    """What updates an agent of the sizes above."""
+    """A learner with an agent of the sizes above."""
     torch.manual_seed(0)
     obs_space = spaces.Dict({"observation": spaces.Box(-np.inf, np.inf, (OBS_DIM,), np.float32)})
     agent = kind(obs_space, action_space, tstep, encoder, length, **parts(kind))
@@ -135,7 +135,7 @@ def make_learner(
 
 
 def profile(update: Callable[[], object]) -> dict[str, float]:
-    """Milliseconds that an update spends in each of the operations that take longest."""
+    """Milliseconds of the slowest operations of an update."""
     with torch.profiler.profile() as seen:
         update()
     taken = sorted(((x.self_cpu_time_total / 1e3, x.key) for x in seen.key_averages()), reverse=True)
@@ -145,9 +145,9 @@ def profile(update: Callable[[], object]) -> dict[str, float]:
 def measure(
     name: str, seconds: float, speed: float, precision: str, compiled: bool, profiled: bool
 ) -> dict[str, Any]:
-    """The figures of one workload."""
+    """Measure one workload."""
     kind, action_space, encoder, length = WORKLOADS[name]
-    learner: Any = make_learner(kind, action_space, encoder, length, precision)  # whose parts are timed
+    learner: Any = make_learner(kind, action_space, encoder, length, precision)  # its methods are replaced
     batch = make_batch(action_space, length)
     phases = Phases()
     agent, optimizer, accelerator = learner.agent, learner.optimizer, learner.accelerator
@@ -177,7 +177,7 @@ def measure(
 
 
 def main() -> None:
-    """Print the figures."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="time the operations of one update")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    keep_freed_memory()  # as a run does
+    keep_freed_memory()  # a run does this, too
     speed = flops_per_s(3.0)
     settings = args.precision, args.compile, args.profile
     found = {name: measure(name, args.seconds, speed, *settings) for name in args.names}

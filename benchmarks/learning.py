@@ -1,13 +1,13 @@
-"""Does it learn? Runs presets over seeds as a user would, and prints JSON.
+"""Learning runs of presets over seeds, started as a user would start them. Prints JSON.
 
     python benchmarks/learning.py                                   # all presets, seeds 0 1 2
     python benchmarks/learning.py tmaze cartpole --seeds 0
     python benchmarks/learning.py --suite encoders --jobs 2         # every trajectory encoder on two tasks
 
-Every run is a process of its own: examples/run.py with the preset. Seconds are those spent collecting,
-learning and evaluating, from the run's own metrics; `wall_s` is the whole process, imports included. Each run
-is written to the output at once, and not repeated by a later call (unless with --again), so that a long suite
-can be interrupted. A run that has used up the seconds its task allows is ended.
+Every run is a separate process: examples/run.py with the preset. Seconds are the times of collecting,
+learning and evaluating in the run's own metrics; `wall_s` is the whole process, including imports. Each run
+is written to the output at once, and a later call does not repeat it (except with --again), so a long suite
+can be interrupted. A run that exceeds the seconds of its task is ended.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from learning_tasks import SUITES, Task
 from provenance import git_commit, provenance
 
 ROOT = Path(__file__).resolve().parents[1]
-STARTING_S = 60.0  # imports, and a margin for evaluations that began in time
-POLL_S = 5.0  # between looks at a run that ends at its target
+STARTING_S = 60.0  # imports, and a margin for evaluations that have begun in time
+POLL_S = 5.0  # interval between checks of a run that ends at its target
 TIME_KEYS = ("time/collect_s", "time/learn_s", "time/val_s")
 
 
 def run_once(task: Task, seed: int, folder: Path, threads: int, until_target: bool = False) -> dict[str, Any]:
-    """Train one preset with one seed, or until an evaluation is at the target if asked to; its figures."""
+    """Train one preset with one seed, optionally only until an evaluation is at the target."""
     command = [
         sys.executable,
         str(ROOT / "examples" / "run.py"),
@@ -83,7 +83,7 @@ def run_once(task: Task, seed: int, folder: Path, threads: int, until_target: bo
 
 
 def summarize(task: Task, metrics: Path) -> dict[str, Any]:
-    """Final figure, and when the target was first reached in an evaluation (by whole lines of the file)."""
+    """Final result, and the first evaluation that reached the target; only whole lines of the file count."""
     text = metrics.read_text(encoding="utf-8")
     records = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
     seconds, reached, final, last = 0.0, None, float("nan"), records[-1] if records else {}
@@ -118,7 +118,7 @@ def summarize(task: Task, metrics: Path) -> dict[str, Any]:
             "updates": last.get("gradient_steps"),
         },
         "passed": final < task.target if task.is_control else within and final >= task.target,
-        "curve": curve,  # env steps, updates, seconds, figure
+        "curve": curve,  # env steps, updates, seconds, result
     }
 
 
@@ -129,7 +129,7 @@ def median_of(runs: list[dict[str, Any]], key: str) -> float | None:
 
 
 class Results:
-    """The figures of a suite in a file, which is complete after each run."""
+    """Results of a suite in a file, which is valid after each run."""
 
     def __init__(self, output: Path, tasks: dict[str, Task], threads: int) -> None:
         self._output, self._lock = output, Lock()
@@ -142,7 +142,7 @@ class Results:
                 self.found["tasks"][name] = {"task": asdict(task), "median_to_target": {}, "runs": []}
 
     def has(self, name: str, seed: int) -> bool:
-        """Whether this run is there already."""
+        """True if this run is already stored."""
         return any(run["seed"] == seed for run in self.found["tasks"][name]["runs"])
 
     def add(self, name: str, run: dict[str, Any]) -> None:
@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each run")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--set", nargs="+", default=[], help="gin settings on top of every task's")
-    parser.add_argument("--again", action="store_true", help="repeat runs that the output holds")
+    parser.add_argument("--again", action="store_true", help="repeat runs that the output contains")
     parser.add_argument(
         "--until-target", action="store_true", help="end a run with the evaluation that is at the target"
     )

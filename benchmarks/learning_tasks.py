@@ -1,4 +1,4 @@
-"""What `learning.py` trains, by suite: presets, what is changed in them, and what they have to reach."""
+"""Tasks of `learning.py` by suite: presets, overrides and targets."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Task:
-    """A preset and what it promises.
+    """A preset and its target.
 
-    metric: figure of the greedy evaluation. target: what its last value must reach (a control: not reach).
-    max_env_steps, max_seconds: budget until then; None where there is none.
+    metric: metric of the greedy evaluation. target: its last value must reach this (or stay below, for a
+    control). max_env_steps, max_seconds: budget until then; None for no limit.
     """
 
     configs: tuple[str, ...]
@@ -48,7 +48,7 @@ PRESETS = {
         "val/return",
         -0.4,
         is_control=True,
-        # Its own previous action would be a memory of a kind: with it the return is about -0.3.
+        # The previous action would act as a memory: with it the return is about -0.3.
         overrides=("Experiment.epochs=300", "FFTstepEncoder.hide_rl2s=True"),
     ),
 }
@@ -88,7 +88,7 @@ _ENCODERS: dict[str, dict[str, Any]] = {
 
 
 def _encoders() -> dict[str, Task]:
-    """Every trajectory encoder at width 64 with two layers, for the same number of updates at most."""
+    """Tasks for every trajectory encoder, with width 64, two layers and the same limit of updates."""
     repeat = ("popgym_repeat",)
     far = (
         "HORIZON=100",
@@ -118,18 +118,18 @@ def _encoders() -> dict[str, Task]:
     return tasks
 
 
-# Its own previous action would be a memory of a kind: with it alone RepeatFirstMedium is at 0.99.
+# The previous action would act as a memory: with it alone RepeatFirstMedium reaches 0.99.
 _MEMORYLESS = (
     "Experiment.traj_encoder_type=@FFTrajEncoder",
     "FFTstepEncoder.hide_rl2s=True",
     "Agent.action_memory_type=None",
 )
-# Each action stands for a thing: a card, a place to shoot at, an arm.
+# In these tasks each action refers to an object: a card, a target position, an arm.
 _ACTION_MEMORY = "Agent.action_memory_type=@ActionMemory"
 
 
 def _general(make_env: str, max_seq_len: int, *overrides: str) -> tuple[str, ...]:
-    """What a user says to the general preset: an environment, and its length."""
+    """The settings that a user adds to the general preset: an environment, and its length."""
     return (
         f"Experiment.make_train_env={make_env}",
         f"Experiment.make_val_env={make_env}",
@@ -158,7 +158,7 @@ def _within(
 def _with_controls(tasks: dict[str, tuple[str, float, float, tuple[str, ...]]]) -> dict[str, Task]:
     """The general preset on each task, and once more without memory.
 
-    tasks: figure, target, what the control must stay below, and the settings of the task, by its name.
+    tasks: metric, target, limit for the control, and settings of each task, by name.
     """
     general = ("base_offpolicy",)
     found = {}
@@ -186,7 +186,7 @@ def _tmaze(horizon: int) -> tuple[str, ...]:
         "@TMazePassive",
         horizon + 1,
         f"TMazePassive.horizon={horizon}",
-        # Noise on the way would end most episodes before the fork.
+        # Noise in the corridor would end most episodes before the fork.
         "Experiment.exploration_wrapper_type=@BilevelEpsilonGreedy",
         *(f"BilevelEpsilonGreedy.{key}={value!r}" for key, value in {**walk, **turn}.items()),
     )
@@ -212,11 +212,11 @@ POPGYM = _with_controls(
         "RepeatPreviousMedium": (_RETURN, 0.99, 0.0, _popgym("RepeatPreviousMedium", 104)),
         "RepeatFirstMedium": (_RETURN, 0.99, 0.0, _popgym("RepeatFirstMedium", 416)),
         "AutoencodeEasy": (_RETURN, 0.9, 0.0, _popgym("AutoencodeEasy", 105)),
-        # What PPO with a GRU has after a million env steps (POPGYM_PPO, seed 0).
+        # Targets are the results of PPO with a GRU after a million env steps (POPGYM_PPO, seed 0).
         "ConcentrationEasy": (_RETURN, -0.415, 0.0, _popgym("ConcentrationEasy", 105, _ACTION_MEMORY)),
         "BattleshipEasy": (_RETURN, -0.522, 0.0, _popgym("BattleshipEasy", 65, _ACTION_MEMORY)),
         "PositionOnlyPendulumEasy": (_RETURN, 0.891, 0.0, _popgym("PositionOnlyPendulumEasy", 201)),
-        # What it has after 15 million, as published: Morad et al. 2023, arXiv:2303.01859, appendix B.
+        # Targets are its published results after 15 million: Morad et al. 2023, arXiv:2303.01859, appendix B.
         "HigherLowerEasy": (_RETURN, 0.529, 0.0, _popgym("HigherLowerEasy", 52)),
         "MultiarmedBanditEasy": (_RETURN, 0.619, 0.0, _popgym("MultiarmedBanditEasy", 201, _ACTION_MEMORY)),
         "NoisyPositionOnlyCartPoleEasy": (_RETURN, 0.995, 0.0, _popgym("NoisyPositionOnlyCartPoleEasy", 201)),

@@ -1,17 +1,17 @@
-"""How many timesteps of short trajectories does a second of updates learn from? Prints one JSON document.
+"""Training speed on short trajectories, by the layout of batches. Prints one JSON document.
 
-    OMP_NUM_THREADS=1 python benchmarks/packing.py                    # some 5 minutes
+    OMP_NUM_THREADS=1 python benchmarks/packing.py                    # about 5 minutes
     OMP_NUM_THREADS=1 python benchmarks/packing.py gru --rounds 1
 
-Trajectories of 10 to 200 transitions, all lengths alike, max_seq_len 256, 24 windows in a batch; agent and
-encoders of `learner.py`; one torch thread, float32. The same windows in each of these ways:
+Trajectories have 10 to 200 transitions, with equal probability; max_seq_len is 256, with 24 windows in a
+batch; agent and encoders are those of `learner.py`; one torch thread, float32. Layouts of the same windows:
 
-full: each in a row of max_seq_len. padded: each in a row as long as the longest of its batch. sorted:
-likewise, with windows of similar length in a batch, as BatchLoader does by default. packed:
+full: each window in a row of max_seq_len. padded: each in a row as long as the longest of its batch. sorted:
+as padded, with windows of similar length in a batch (the default of BatchLoader). packed:
 Experiment.packed_batches.
 
-timesteps_per_s: transitions per second of CPU time of whole updates, each the fastest of some. gain: as a
-multiple of that of full rows. share_without_loss: of all places, what is padding or the end of a window.
+timesteps_per_s: transitions per CPU second of whole updates, from the fastest of several updates. gain: ratio
+to full rows. share_without_loss: share of places that are padding or the end of a window.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def make_trajectory(rng: np.random.Generator) -> Trajectory:
-    """Random numbers."""
+    """A trajectory of random numbers."""
     length = int(rng.integers(SHORTEST, LONGEST, endpoint=True))
     return Trajectory(
         obs={"observation": rng.standard_normal((length + 1, OBS_DIM), np.float32)},
@@ -56,7 +56,7 @@ def make_trajectory(rng: np.random.Generator) -> Trajectory:
 
 
 def make_batches(way: str) -> list[Batch]:
-    """A pool of batches, which hold the same windows in every way."""
+    """A pool of batches, with the same windows for every layout."""
     rng = np.random.default_rng(0)
     dataset = MemoryTrajDataset([make_trajectory(rng) for _ in range(500)], sampler=Sampler("timestep"))
     dataset.configure(
@@ -72,7 +72,7 @@ def make_batches(way: str) -> list[Batch]:
 
 
 def at_full_length(batch: Batch) -> Batch:
-    """The same with rows of max_seq_len transitions."""
+    """Pad the rows of a batch to max_seq_len transitions."""
     missing = MAX_SEQ_LEN - batch.mask.shape[1]
 
     def longer(x: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def at_full_length(batch: Batch) -> Batch:
 
 
 def measure(encoder: str, rounds: int) -> dict[str, dict[str, float]]:
-    """The figures of one encoder by way; the ways take turns."""
+    """Measure one encoder by layout; layouts are interleaved."""
     learners = {way: make_learner(Agent, DISCRETE, ENCODERS[encoder], MAX_SEQ_LEN) for way in WAYS}
     batches = {way: make_batches(way) for way in WAYS}
     taken: dict[str, list[list[float]]] = {way: [[] for _ in range(POOL)] for way in WAYS}
@@ -110,7 +110,7 @@ def measure(encoder: str, rounds: int) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

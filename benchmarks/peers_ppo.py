@@ -1,13 +1,13 @@
-"""PPO beside its peers, skrl and sb3-contrib: env steps per second, and return at equal steps. Prints JSON.
+"""Comparison of PPO with skrl and sb3-contrib: env steps per second, and return at equal steps. Prints JSON.
 
     python benchmarks/peers_ppo.py > benchmarks/results/peers_ppo.json    # all cases, seeds 0 1 2
     python benchmarks/peers_ppo.py cartpole --seeds 0 --systems skrl --steps 20000
 
-The peers are installed into a virtual environment of their own (--venv), as constraints.txt says. Every run
-is a process: examples/run.py for Loxodon, peers/*.py for the others, all from the same `Settings`. The rate
-is that of the whole training, collecting and learning, without imports, making environments and evaluations;
-ours from time/collect_s and time/learn_s, which leaves out logs and checkpoints, as the peers write none.
-Returns are of greedy policies in separate environments, at least 20 episodes each.
+The peers are installed into a separate virtual environment (--venv), with constraints.txt. Every run is a
+process: examples/run.py for Loxodon, peers/*.py for the others, all with the same `Settings`. Rates cover
+collecting and learning, without imports, the creation of environments, and evaluations. Loxodon's rate is
+computed from time/collect_s and time/learn_s, which exclude logs and checkpoints, because the peers write
+none. Returns are those of greedy policies in separate environments, over at least 20 episodes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Run = Callable[[list[str], Path], str]
 
 @dataclass(frozen=True)
 class Peer:
-    """A script of peers/ and the settings that only it has."""
+    """A script of peers/ and its own settings."""
 
     module: str
     lstm_critic: str = "shared"
@@ -46,8 +46,8 @@ class Peer:
 class Case:
     """One task for all systems.
 
-    configs, overrides: of examples/run.py, on top of what `gin_settings` says. val_timesteps: of each of our
-    environments and evaluation, long enough for 20 episodes.
+    configs, overrides: arguments of examples/run.py, in addition to `gin_settings`. val_timesteps: length of
+    Loxodon's evaluations per environment, enough for 20 episodes.
     """
 
     settings: Settings
@@ -57,7 +57,7 @@ class Case:
     overrides: tuple[str, ...] = ()
 
 
-PLAIN_MLP = (  # two layers of 64 each for policy and values, as the peers have them; ours are leaky ReLUs
+PLAIN_MLP = (  # two layers of 64 each for policy and values, like the peers, but with leaky ReLUs
     "FFTstepEncoder.activate_output=True",
     "FFTstepEncoder.out_norm=None",
     "FFTstepEncoder.hide_rl2s=True",
@@ -102,7 +102,7 @@ SYSTEMS = [OURS, *dict.fromkeys(name for case in CASES.values() for name in case
 
 
 def gin_settings(settings: Settings) -> dict[str, Any]:
-    """What a run of ours is told: the settings, in gin's names."""
+    """The settings of a Loxodon run, by gin name."""
     return {
         "Experiment.torch_threads": settings.threads,
         "Experiment.parallel_actors": settings.num_envs,
@@ -111,7 +111,7 @@ def gin_settings(settings: Settings) -> dict[str, Any]:
         "Experiment.val_interval": settings.evaluate_every,
         "Experiment.sample_actions_val": False,
         "Experiment.stop_at_val_return": None,
-        "Experiment.learning_rate": settings.learning_rate,  # falls to 0, as ppo/ppo.gin says
+        "Experiment.learning_rate": settings.learning_rate,  # falls to 0, by ppo/ppo.gin
         "Experiment.lr_warmup_steps": 0,
         "Experiment.l2_coeff": 0.0,
         "Experiment.grad_clip": settings.grad_clip,
@@ -131,7 +131,7 @@ def gin_settings(settings: Settings) -> dict[str, Any]:
 
 
 def shortened(settings: Settings, steps: int | None) -> Settings:
-    """The same for at most about `steps` env steps, with as many evaluations where that goes."""
+    """Shorten the run to about `steps` env steps, with the same number of evaluations if possible."""
     if steps is None:
         return settings
     updates = min(settings.updates, max(1, -(-steps // settings.env_steps_per_update)))
@@ -139,7 +139,7 @@ def shortened(settings: Settings, steps: int | None) -> Settings:
 
 
 def run_process(command: list[str], cwd: Path) -> str:
-    """What a command prints; raises RuntimeError with its last words if it fails."""
+    """Run a command and return its output. Raises: RuntimeError with the end of its stderr if it fails."""
     env = {**os.environ, "WANDB_MODE": "disabled"}
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=env)
     if done.returncode:
@@ -173,7 +173,7 @@ def run_ours(case: Case, settings: Settings, run: Run) -> dict[str, Any]:
 
 
 def learning_curve(records: list[dict[str, Any]]) -> list[dict[str, float]]:
-    """Evaluations of one of our runs, with the seconds spent collecting and learning until then."""
+    """Evaluations of a Loxodon run, with the seconds of collecting and learning until each."""
     seconds, curve = 0.0, {}
     for record in records:
         seconds += (record.get("time/collect_s") or 0.0) + (record.get("time/learn_s") or 0.0)
@@ -187,7 +187,7 @@ def learning_curve(records: list[dict[str, Any]]) -> list[dict[str, float]]:
 
 
 def with_rate(settings: Settings, curve: list[dict[str, float]]) -> dict[str, Any]:
-    """A run's figures; raises RuntimeError if it was not evaluated when the others are."""
+    """Results of a run. Raises: RuntimeError if it was not evaluated at the same env steps as the others."""
     steps = [point["env_steps"] for point in curve]
     ends = [*range(settings.evaluate_every, settings.updates, settings.evaluate_every), settings.updates]
     expected = [end * settings.env_steps_per_update for end in ends]
@@ -216,7 +216,7 @@ def summarize(runs: list[dict[str, Any]]) -> dict[str, Any]:
 def measure_case(
     case: Case, settings: Settings, seeds: list[int], names: list[str], python: Path, run: Run
 ) -> dict[str, Any]:
-    """All systems of a case that are asked for, over seeds; they take turns, so that noise hits all alike."""
+    """Run the chosen systems of a case over seeds, interleaved, so that noise affects all equally."""
     runs: dict[str, list[dict[str, Any]]] = {}
     for seed in seeds:
         now = replace(settings, seed=seed)
@@ -232,7 +232,7 @@ def measure_case(
 
 
 def install_peers(venv: Path, pip_args: list[str], run: Run) -> Path:
-    """Python of a virtual environment with the peers, made when there is none."""
+    """Return the Python of a virtual environment with the peers, which is created if it is missing."""
     python, done = venv / "bin" / "python", venv / "peers-installed"
     if not done.exists() or done.read_text(encoding="utf-8") != " ".join(REQUIREMENTS):
         print(f"installing the peers into {venv}", file=sys.stderr)
@@ -244,7 +244,7 @@ def install_peers(venv: Path, pip_args: list[str], run: Run) -> Path:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Where a figure comes from: commit, machine and versions."""
+"""Provenance of a result: commit, machine and versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGES = ("torch", "accelerate", "gin-config", "gymnasium", "numpy")
 
 
 def git_commit() -> str:
-    """Commit of the code that was measured, marked when code or settings of the working tree differ."""
+    """The current commit, with a mark if code or settings of the working tree differ from it."""
 
     def git(*arguments: str) -> str:
         command = ["git", *arguments]
@@ -26,7 +26,7 @@ def git_commit() -> str:
 
 
 def provenance() -> dict[str, Any]:
-    """Commit, device and versions, for the head of a result."""
+    """Commit, device and versions, for the header of a result."""
     return {
         "commit": git_commit(),
         "device": f"cpu, {platform.machine()}, {os.cpu_count()} cores",

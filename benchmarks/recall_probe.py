@@ -1,13 +1,13 @@
-"""How soon is recall learned, without the rest of reinforcement learning? Prints JSON.
+"""Updates until recall is learned, without the rest of reinforcement learning. Prints JSON.
 
     python benchmarks/recall_probe.py --positions rotary mixed fixed --seeds 0 1
     python benchmarks/recall_probe.py reverse --positions mixed --first-episodes 24 120
 
-A Transformer of the general preset's size sees symbols, draws answers at random and regresses their values to
-1 (right) or -1, as a critic does: at a distance of 32, in reverse, by key, or of one symbol after a delay of
-100. Episodes come in one by one, as many per update as an actor would add at the preset's replay ratio, and
-batches are drawn from all of them. Figures are updates until the best answers are right in 95 % of new
-episodes, or none.
+A Transformer of the general preset's size sees symbols, draws random answers and regresses their values to 1
+(right) or -1, like a critic. The tasks are recall from a distance of 32, in reverse, by key, or of one symbol
+after a delay of 100. Episodes are added at the rate of an actor at the preset's replay ratio, and batches are
+drawn from all of them. Results are the number of updates until the best answers are right in 95 % of new
+episodes, or null.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ POSITIONS: dict[str, dict[str, Any]] = {
 
 
 def episodes(task: str, number: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """What is seen (N, L, D) float32, and the right answers (N, L) int64, NO_ANSWER where none is due."""
+    """Inputs (N, L, D) float32 and right answers (N, L) int64, NO_ANSWER where no answer is requested."""
     if task == "distance":
         shown = torch.randint(SYMBOLS, (number, 2 * LIST), generator=rng)
         answers = F.pad(shown[:, :-DISTANCE], (DISTANCE, 0), value=NO_ANSWER)
@@ -47,12 +47,12 @@ def episodes(task: str, number: int, rng: torch.Generator) -> tuple[Tensor, Tens
     if task == "delay":
         shown = torch.randint(SYMBOLS, (number, 1), generator=rng)
         seen = F.pad(F.one_hot(shown, SYMBOLS).float(), (0, 1, 0, DELAY))
-        seen[:, -1, SYMBOLS] = 1.0  # asked for
+        seen[:, -1, SYMBOLS] = 1.0  # requests an answer
         return seen, F.pad(shown, (DELAY, 0), value=NO_ANSWER)
     length = KEYS if task == "by_key" else LIST
     shown = torch.randint(SYMBOLS, (number, length), generator=rng)
     seen = F.pad(F.one_hot(shown, SYMBOLS).float(), (0, 1, 0, length))
-    seen[:, length:, SYMBOLS] = 1.0  # asked for
+    seen[:, length:, SYMBOLS] = 1.0  # requests an answer
     asked = shown.flip(1)
     if task == "by_key":
         keys, wanted = (torch.rand(number, KEYS, generator=rng).argsort(1) for _ in range(2))
@@ -64,7 +64,7 @@ def episodes(task: str, number: int, rng: torch.Generator) -> tuple[Tensor, Tens
 def updates_needed(
     task: str, positions: str, seed: int, *, limit: int, first_episodes: int, episodes_per_update: float
 ) -> int | None:
-    """Train until it is learned; None if that takes more than `limit` updates."""
+    """Train until the task is learned; return the number of updates, or None if `limit` is exceeded."""
     torch.manual_seed(seed)
     rng = torch.Generator().manual_seed(seed + 100)
     seen, answers = episodes(task, first_episodes, rng)
@@ -119,7 +119,7 @@ def updates_needed(
 
 
 def main() -> None:
-    """Print one JSON document."""
+    """Run the probes and print one JSON document."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,8 +1,8 @@
-"""Write what the general preset learned into docs/results.md: a table and a picture per suite.
+"""Write results of the general preset into docs/results.md: a table and a picture per suite.
 
 python benchmarks/learning.py --suite memory --seeds 0 1 2 3 4 --jobs 2
 python benchmarks/learning.py --suite popgym --seeds 0 1 2 3 4 --jobs 2
-python benchmarks/learning.py --suite popgym_ppo --seeds 0                # beside it, with other settings
+python benchmarks/learning.py --suite popgym_ppo --seeds 0                # for comparison, other settings
 python benchmarks/results_page.py
 """
 
@@ -22,7 +22,7 @@ from loxodon.tools.report.estimates import iqm, with_interval
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md"
 CONTROL = "/without_memory"
-COLUMNS = 2  # readable on a telephone
+COLUMNS = 2  # readable on a phone
 HEADER = (
     "task",
     "target",
@@ -36,13 +36,13 @@ HEADER = (
 
 
 def estimate(runs: list[dict[str, Any]]) -> str:
-    """Interquartile mean of the last evaluations, with its bootstrap interval if there are two seeds."""
+    """Interquartile mean of the last evaluations, with its bootstrap interval for two or more seeds."""
     value, low, high = with_interval(iqm, np.array([run["final"] for run in runs]))
     return f"{value:.3g}" + ("" if np.isnan(low) else f" [{low:.3g}, {high:.3g}]")
 
 
 def row(name: str, entry: dict[str, Any], control: dict[str, Any] | None) -> list[str]:
-    """One task; medians are over the seeds that reached the target."""
+    """The table row of one task; medians are over the seeds that reached the target."""
     runs = entry["runs"]
     reached = [run["reached"] for run in runs if run["reached"]]
     costs = (
@@ -60,7 +60,7 @@ def row(name: str, entry: dict[str, Any], control: dict[str, Any] | None) -> lis
 
 
 def draw(tasks: dict[str, Any], path: Path) -> None:
-    """Curves over env steps, one panel per task; the control is dashed."""
+    """Plot learning curves over env steps, one panel per task; the control is dashed."""
     names = [name for name in tasks if not name.endswith(CONTROL)]
     num_columns = min(len(names), COLUMNS)
     num_rows = -(-len(names) // num_columns)
@@ -89,7 +89,7 @@ def stored(suite: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Rewrite the page between the marks of each suite whose results are stored."""
+    """Rewrite the page between the marks of each suite with stored results."""
     page = PAGE.read_text(encoding="utf-8")
     for suite in re.findall(r"<!-- (\w+): begin -->", page):
         tasks, ppo = stored(suite), stored(f"{suite}_ppo")

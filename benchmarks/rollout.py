@@ -1,13 +1,13 @@
-"""How fast are rollouts, and where does the time of a step go? Prints one JSON document.
+"""Speed of rollouts, by part of a step. Prints one JSON document.
 
     python benchmarks/rollout.py --env cartpole --encoder transformer --mode sync
     python benchmarks/rollout.py --env null --context 2048 --prefill     # attention over a full context
     python benchmarks/rollout.py --all                                   # the whole table, in new processes
 
-A vector step is one step of all environments. Its time is split into `policy` (the agent), `env` (what the
-rollout waits for it; with overlap that is less than it takes), `saving` (what the trajectory writer holds the
-rollout back) and `bookkeeping` (the rest). The floor is the policy alone plus the environments alone,
-measured in the same process afterwards. Memory is proportional (PSS), of all processes. --all writes
+A vector step is one step of all environments. Its time is split into `policy` (the agent), `env` (waiting for
+the environments; with overlap this is less than their own time), `saving` (waiting for the trajectory writer)
+and `bookkeeping` (the rest). The floor is the policy alone plus the environments alone, measured in the same
+process afterwards. Memory is the proportional set size (PSS) of all processes. --all writes
 benchmarks/results/rollout.json.
 """
 
@@ -49,7 +49,7 @@ ENCODERS: dict[str, Callable[..., Any]] = {
     "gru": functools.partial(GRUTrajEncoder, d_hidden=128, n_layers=2, d_output=128),
     "ff": functools.partial(FFTrajEncoder, d_model=128, n_layers=2),
 }
-# command line, and what it has to reach in env steps per second
+# Command lines, and the env steps per second that they have to reach.
 TABLE: list[tuple[str, float | None]] = [
     ("--env cartpole --encoder transformer --mode sync", 6_000),
     ("--env cartpole --encoder transformer --mode async", None),
@@ -74,10 +74,10 @@ TABLE: list[tuple[str, float | None]] = [
 
 
 class NullEnv(gym.Env[np.ndarray, int]):
-    """Shows 16 numbers and never ends; a step may sleep."""
+    """An environment with 16 numbers that never ends; a step may sleep."""
 
     observation_space = spaces.Box(-1.0, 1.0, (16,), np.float32)
-    action_space = spaces.Discrete(4)  # type: ignore[assignment]  # as gymnasium's own envs do
+    action_space = spaces.Discrete(4)  # type: ignore[assignment]  # gymnasium's own envs do the same
 
     def __init__(self, sleep_s: float = 0.0) -> None:
         self.sleep_s, self.obs = sleep_s, np.linspace(-1.0, 1.0, 16, dtype=np.float32)
@@ -106,13 +106,13 @@ def env_spec(name: str) -> EnvSpec:
 
 
 class Stopwatch:
-    """Adds up the seconds that wrapped methods take, by kind."""
+    """Sums the seconds of wrapped methods, by kind."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     def wrap(self, owner: Any, kind: str, *names: str) -> None:
-        """Time the methods `names` of the object `owner`, those it has, as `kind`."""
+        """Time those methods of `owner` in `names` that exist, as `kind`."""
         for name in names:
             if hasattr(owner, name):
                 setattr(owner, name, self._timed(getattr(owner, name), kind))
@@ -129,7 +129,7 @@ class Stopwatch:
 
 
 def make_envs(args: argparse.Namespace) -> list[Any]:
-    """One vector env; two of half the size where the rollout overlaps."""
+    """Make one vector env, or two of half the size if the rollout overlaps."""
     specs, middle = [env_spec(args.env)] * args.num_envs, (args.num_envs + 1) // 2
     parts = [specs[:middle], specs[middle:]] if args.overlap else [specs]
     workers = None if args.workers is None else -(-args.workers // len(parts))
@@ -166,7 +166,7 @@ def make_collector(halves: list[Any], agent: Agent, folder: Path) -> Collector:
 
 
 def remembering(agent: Agent, hidden_state: Any, context: int) -> Any:
-    """The state of an agent whose Transformer remembers `context` timesteps; other memories have one size."""
+    """The state of an agent with a Transformer that remembers `context` timesteps; others do not change."""
     rows = agent.export_hidden_state(hidden_state)
     for name, part in rows.items():
         if name.endswith(("keys", "values")):
@@ -230,7 +230,7 @@ def floor_ms(agent: Agent, groups: list[Any], episode_rate: float, seconds: floa
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Run one workload."""
+    """Measure one workload."""
     torch.set_num_threads(args.threads)
     start_s = time.perf_counter()
     halves = make_envs(args)
@@ -242,7 +242,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         rollout.restart(0)
         if args.prefill:
             for group in groups:
-                assert group.state is not None  # they have just begun
+                assert group.state is not None  # the groups have just begun
                 group.state.hidden_state = remembering(agent, group.state.hidden_state, args.context)
         rollout.collect(WARM_UP_STEPS)
         watch = Stopwatch()
@@ -280,7 +280,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_table(repeats: int, seconds: float) -> dict[str, Any]:
-    """Every workload of the table `repeats` times, each in a process of its own; the median counts."""
+    """Run every workload of the table `repeats` times, each in a new process, and report medians."""
     rows = []
     for line, target in TABLE:
         command = [sys.executable, __file__, *line.split(), "--seconds", str(seconds)]
@@ -302,7 +302,7 @@ def run_table(repeats: int, seconds: float) -> dict[str, Any]:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

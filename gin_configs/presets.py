@@ -1,10 +1,10 @@
-"""The presets: where they are, and what each of them is.
+"""The presets: their files and their descriptions.
 
-A preset begins with comments of this form; what it includes from `encoders/` is its encoder:
+A preset begins with comments of this form; the file that it includes from `encoders/` is its encoder:
 
-    # What the task is, in a sentence.
+    # A sentence about the task.
     #   python examples/run.py --config <its name>
-    # Measured: what it reached and how long that took, in a sentence. More about it.
+    # Measured: a sentence about its result and duration. More about it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RECOMMENDED = ("base_offpolicy", "ppo/ppo", "amago")
-"""Presets whose settings of the algorithm are complete; a run of any other settings says so."""
+"""Presets with complete settings of the algorithm; a run with other settings reports that."""
 INCLUDE = re.compile(r"^include '(.+)'", re.MULTILINE)
 _OVERRIDE = re.compile(r"(\w+/)*[A-Za-z_][\w.]*")
 
 
 @dataclass(frozen=True)
 class Preset:
-    """What the file of a preset says about it. encoder: the file in `encoders/` that counts; "" for none."""
+    """Description of a preset in its file. encoder: the file in `encoders/` that it uses; "" for none."""
 
     name: str
     task: str
@@ -43,7 +43,7 @@ def preset_names() -> list[str]:
 
 
 def runnable_names() -> list[str]:
-    """Those of `preset_names` that name a run; the others are parts, to be included or put on top of one."""
+    """Names of presets that can be run; the others are parts, to be included or added to one of these."""
     return [name for name in preset_names() if "\nExperiment.run_name" in text_of(name)]
 
 
@@ -55,14 +55,14 @@ def find_preset(name: str) -> Path | None:
 
 
 def no_such_config(name: str) -> str:
-    """A sentence for what is neither a file nor a preset, with near names or all of them."""
+    """An error for a name that is neither a file nor a preset, with similar names or all names."""
     bare = name.removeprefix("./").removeprefix("gin_configs/").removesuffix(".gin")
     hint = did_you_mean(bare, preset_names()) or f" Presets: {', '.join(preset_names())}."
     return f"there is no such file or preset.{hint}"
 
 
 def about(name: str) -> Preset:
-    """What the header of a preset says; a part that is missing is empty."""
+    """Read the header of a preset; missing parts are empty."""
     text = text_of(name)
     header = re.match(r"(#.*\n)*", text)
     words = " ".join(line.strip("# ") for line in header[0].splitlines()) if header else ""
@@ -83,9 +83,9 @@ def override_problem(text: str) -> str | None:
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """A sentence ` Did you mean 'a' or 'b'?` with a leading space, or nothing when no name is near.
+    """The sentence ` Did you mean 'a' or 'b'?` with a leading space; empty if no name is similar.
 
-    Capitals count as little as possible: names that differ in nothing else come first.
+    Names that differ only in capitals come first.
     """
     known = sorted(candidates)
     near = [one for one in known if one.lower() == name.lower()] or difflib.get_close_matches(name, known)
@@ -98,7 +98,7 @@ def text_of(name: str) -> str:
 
 
 def _encoder_in(text: str) -> str:
-    """The last encoder that a file includes, be it through another file."""
+    """The last encoder that a file includes, directly or through another file."""
     for part in reversed(INCLUDE.findall(text)):
         folder, _, name = part.removesuffix(".gin").rpartition("/")
         if found := name if folder == "encoders" else _encoder_in(text_of(part.removesuffix(".gin"))):

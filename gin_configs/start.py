@@ -1,4 +1,4 @@
-"""A start for any environment: the gin file that `loxodon run --env ID --agent NAME --encoder NAME` means."""
+"""Settings for any environment: the gin file of `loxodon run --env ID --agent NAME --encoder NAME`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AGENTS = {
     **{name: (f"agents/{name}.gin",) for name in ("multitask", "dqn", "sac", "iql", "bc")},
     "ppo": (),
 }
-"""Agents by name, and what each adds to its base preset: ppo/ppo for "ppo", base_offpolicy for the others."""
+"""Agents by name, with additions to their base preset: ppo/ppo for "ppo", base_offpolicy for the others."""
 _CLASSES = {
     "ffm": "FFMTrajEncoder",
     "gated_delta": "GatedDeltaNetTrajEncoder",
@@ -26,22 +26,22 @@ _CLASSES = {
     "mlstm": "MLSTMTrajEncoder",
     "s5": "S5TrajEncoder",
 }
-"""Encoders without a file of their own, which have the settings of their code."""
-_BATCHES = ("envpool/", "gymnax/", "xminigrid/")  # ids of environments that are vectors themselves
-_NEAR = 0.8  # how alike an unknown id and a known one are where the first is a misspelling
+"""Encoders without a gin file, which use the defaults of their code."""
+_BATCHES = ("envpool/", "gymnax/", "xminigrid/")  # prefixes of ids of vector environments
+_NEAR = 0.8  # similarity to a known id from which an unknown id counts as a misspelling
 _SMALL = "_small"
 
 
 @dataclass(frozen=True)
 class GinText:
-    """A gin file that is not stored anywhere. name: what to call it in errors."""
+    """A gin file that is not stored anywhere. name: its name in errors."""
 
     name: str
     text: str
 
 
 def encoder_names() -> list[str]:
-    """What --encoder may be: the files of `encoders/`, also without `_small`, and encoders without a file."""
+    """Values of --encoder: the files of `encoders/`, also without `_small`, and encoders without a file."""
     files = [name.removeprefix("encoders/") for name in preset_names() if name.startswith("encoders/")]
     return sorted({*files, *(name.removesuffix(_SMALL) for name in files), *_CLASSES})
 
@@ -50,7 +50,7 @@ def gin_for(env: str, agent: str | None = None, encoder: str | None = None) -> G
     """The gin file for an environment.
 
     Args:
-        env: a gymnasium id, or "module:id" or "module:Class", whose module is imported.
+        env: a gymnasium id, or "module:id" or "module:Class" with a module to import.
         agent: one of AGENTS; None for the default.
         encoder: one of encoder_names; None for the default.
     """
@@ -88,7 +88,7 @@ _PPO_LINES = (
 
 
 def _file_of(encoder: str, is_ppo: bool) -> list[str]:
-    """The file of an encoder, the small one on-policy; none where the base preset or the code has it."""
+    """The file of an encoder, the small one on-policy; empty if the base preset or the code has it."""
     if encoder in _CLASSES or (encoder == DEFAULT_ENCODER and not is_ppo):
         return []
     names = [f"encoders/{encoder}{_SMALL}", f"encoders/{encoder}"]
@@ -97,10 +97,10 @@ def _file_of(encoder: str, is_ppo: bool) -> list[str]:
 
 
 def problem_with_id(env: str) -> str | None:
-    """A definite mistake in the id of an environment, with `Fix:`; None if there is none.
+    """Describe a definite mistake in the id of an environment, with `Fix:`; None if there is none.
 
-    Ids of other packages are known when these are imported, which takes long, so that only near misses of
-    gymnasium's own are found here.
+    Ids of other packages are known only after a slow import, so only misspellings of gymnasium's own ids are
+    found here.
     """
     module, colon, name = env.rpartition(":")
     if not name or (colon and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", module)):

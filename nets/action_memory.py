@@ -1,4 +1,4 @@
-"""What came of each action: sums that heads read action by action."""
+"""Memory of the outcomes of each action: sums that heads read, one row per action."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from .mlp import require_positive
 
 @gin.configurable(denylist=["d_embedded", "num_actions", "horizon"])
 class ActionMemory(nn.Module):
-    """A memory of its own, next to the sequence model: for each discrete action, a sum over what followed it.
+    """A memory in addition to the sequence model: a fading sum of outcomes for each discrete action.
 
         memory_t[a] = asinh(sum over i <= t with a_(i-1) = a of exp(-(t - i) / horizon) W x_i)
-    with x_i the embedded timestep that action a_(i-1) led to: its observation, its reward, the action itself.
-    It is attention whose keys are actions and need not be learned. Heads judge each action by its own row
-    (see ActionReader), with the same weights for all actions.
+    Here x_i is the embedded timestep after action a_(i-1): its observation, its reward and the action itself.
+    This is attention with actions as keys, which need not be learned. Heads read the row of each action (see
+    ActionReader), with the same weights for all actions.
 
-    Reason: knowing from states alone which of 64 places were tried before takes over a million timesteps,
+    Reason: recalling from states alone which of 64 places were tried before takes over a million timesteps,
     since each place has to be learned separately. Source: ours. Off: `action_memory_type = None` (the
     default).
 
-    Do not use it to compare memories: heads then remember without the sequence model, and cutting the
-    sequence model's context does not show it. Sums fade within an episode, so they stay in one range however
-    long it is. They also identify an episode, so critics could memorise episodes by them before the sequence
-    model recalls anything: x therefore gets no gradient from here, and heads begin without the memory.
+    Do not use it to compare memories: heads then remember without the sequence model, so a shorter context of
+    the sequence model has no visible effect. Sums fade, so their range does not depend on the length of an
+    episode. They also identify an episode, and critics could use them to memorise episodes before the
+    sequence model recalls anything. Gradients therefore stop at x, and heads begin without the memory.
 
     Args:
         d_embedded: given by the agent, width E of embedded timesteps.
         num_actions: given by the agent, A.
-        horizon: given by the agent, timesteps within which a summand fades to 1 / e.
-        width: K, of a row.
+        horizon: given by the agent, number of timesteps within which a summand fades to 1 / e.
+        width: width K of a row.
     Raises: ValueError for a width below 1.
     """
 
@@ -60,11 +60,11 @@ class ActionMemory(nn.Module):
         Args:
             embedded: (B, L, E).
             previous: (B, L, A), one-hot of the action before; zeros at the first timestep of an episode.
-            resets: (B, L) bool, True where another window begins; None: they are one window each.
+            resets: (B, L) bool, True where another window begins; None if each row is a single window.
         """
         added = self._added(embedded, previous)
         ages = torch.arange(added.shape[1], device=added.device, dtype=added.dtype) * self.rate
-        # rows are about as long as the horizon, so exp(ages) stays small
+        # Rows are about as long as the horizon, so exp(ages) stays small.
         added = added * ages.exp()[:, None, None]
         sums = added.cumsum(1)
         if resets is not None:

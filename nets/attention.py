@@ -1,8 +1,9 @@
-"""Attention of all kinds of heads: which keys a query may read, and what it makes of their values.
+"""Attention of all kinds of heads: visibility of keys, weights, and the weighted sums of values.
 
 `attend` is the only attention of Transformer layers, for L >= 1 queries: in training, over padded and packed
-rows, from a stored state, and while acting. One query reads its keys by the formula, all heads at once, as
-kernels are made for many queries. Many queries take a kernel, heads that attend alike at a time.
+rows, from a stored state, and while acting. For a single query it evaluates the formula for all heads at
+once, because kernels are made for many queries. For many queries it calls a kernel for each group of heads
+that attend in the same way.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ Kernel: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Ten
 """Softmax attention over queries (B, H, L, E), keys and values (B, H, S, E) with a mask and a dropout rate.
 
 The mask is bool (True where attention is allowed) or float (added to logits), broadcast to (B, H, L, S). None
-stands for a causal one with L = S. Returns (B, H, L, E).
+means a causal mask with L = S. Returns (B, H, L, E).
 """
 
-_FORMULA_QUERIES = 512  # The formula holds the logits of so many queries at a time.
+_FORMULA_QUERIES = 512  # number of queries with logits in memory at a time
 
 
 class Sight(ABC):
-    """Which of S keys each of L queries may read, and how old these keys are then.
+    """Visibility and age of S keys for each of L queries.
 
-    A sight holds times and episodes rather than a matrix, so that each kernel is given what it needs: nothing
-    for causal attention, the bounds of episodes for packed rows, a matrix for everything else. Layers with
-    the same window share it.
+    A sight contains times and episodes rather than a matrix, so that each kernel can get the form that it
+    needs: nothing for causal attention, the bounds of episodes for packed rows, a matrix for everything else.
+    Layers with the same window share it.
     """
 
     def __init__(self) -> None:
@@ -48,22 +49,22 @@ class Sight(ABC):
 
     @abstractmethod
     def is_seen(self, start: int, stop: int) -> Tensor:
-        """(1 or B, 1, L', S') bool, True where queries from start to stop may read one of the first keys."""
+        """(1 or B, 1, L', S') bool, True where queries from start to stop may read a key; S' <= S."""
 
     @abstractmethod
     def lag(self, start: int, stop: int) -> Tensor:
-        """(1 or B, 1, L', S') int64, by how many timesteps these keys are older; any number if not seen."""
+        """(1 or B, 1, L', S') int64, age of these keys in timesteps; arbitrary where a key is not seen."""
 
     def is_past(self, start: int, stop: int) -> Tensor:
-        """(1 or B, 1, L', S') bool, False where key and query are those of one timestep."""
+        """(1 or B, 1, L', S') bool, False where key and query belong to the same timestep."""
         return self.lag(start, stop) != 0
 
     def kept(self, sees_present: Tensor, start: int, stop: int) -> Tensor:
-        """(1 or B, H, L', S') float, 0 for the present where sees_present (H, 1, 1) is 0, else 1."""
+        """(1 or B, H, L', S') float, 0 for the present if sees_present (H, 1, 1) is 0, else 1."""
         return torch.where(self.is_past(start, stop), 1.0, sees_present)
 
     def terms(self, heads: Heads, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
-        """What the formula makes of keys: logits * kept + bias, and weights * kept.
+        """Terms of the formula, which uses logits * kept + bias, and weights * kept.
 
         Returns: bias and kept, (1 or B, 1 or H, L', S') float. `kept` is 0 where zeros replace a key and its
             value, else 1; None if no head has such keys.
@@ -79,13 +80,13 @@ class Sight(ABC):
 
 
 class RingSight(Sight):
-    """What the present timestep of each env sees of a ring of keys, in which timestep t is at t % window.
+    """Visibility of a ring of keys for the present timestep of each env; timestep t is at slot t % window.
 
     Attributes:
-        age: (N,) int64, timesteps of the running episode before the present.
-        window: slots of the ring.
-        num_used: slots that are read, the first ones.
-        present: (N,) int64 twice, indices of the envs and the slots of their present timesteps.
+        age: (N,) int64, number of timesteps of the running episode before the present.
+        window: number of slots in the ring.
+        num_used: number of slots that are read, from the first one.
+        present: two (N,) int64, indices of the envs and the slots of their present timesteps.
     """
 
     def __init__(self, age: Tensor, window: int, num_used: int) -> None:
@@ -105,14 +106,14 @@ class RingSight(Sight):
 
 
 class SequenceSight(Sight):
-    """What the timesteps of sequences see of themselves and of timesteps before them, in the order of time.
+    """Visibility of keys for the timesteps of sequences, in temporal order, with M keys before the sequence.
 
     Attributes:
         x: (B, L, ...), for its shape and device.
-        window: timesteps that a query may read, its own included.
-        resets: (B, L) bool, True on the first timestep of an episode; None if no row holds a second one.
-        num_before: M, keys of timesteps before the sequence.
-        ages: (B,) int64, how many of them belong to the running episode.
+        window: number of timesteps that a query may read, its own included.
+        resets: (B, L) bool, True on the first timestep of an episode; None if each row has a single episode.
+        num_before: number M of keys of timesteps before the sequence.
+        ages: (B,) int64, number of these that belong to the running episode.
     """
 
     def __init__(
@@ -131,12 +132,12 @@ class SequenceSight(Sight):
 
     @property
     def sees_all_episodes(self) -> bool:
-        """Each timestep sees all of its episode until then, and the episode begins in the sequence."""
+        """True if each timestep sees its whole episode so far, and the episode begins in the sequence."""
         return not self.num_before and self.x.shape[1] <= self.window
 
     @property
     def mask(self) -> Tensor | None:
-        """(1 or B, 1, L, S) bool, True where a key is seen; None if plain causal is right."""
+        """(1 or B, 1, L, S) bool, True where a key is seen; None if the plain causal mask is right."""
         if self.resets is None and self.sees_all_episodes:
             return None
         if self._mask is None:
@@ -174,18 +175,18 @@ def attend(
     dropout: float = 0.0,
     kernel: Kernel | None = None,
 ) -> Tensor:
-    """What each head reads.
+    """Attention of all heads.
 
     Args:
         q: (B, H, L, E), queries.
-        k: (B, H, S, E), keys; of a sequence, the last L are those of the queries' own timesteps.
+        k: (B, H, S, E), keys; in a sequence, the last L belong to the queries' own timesteps.
         v: (B, H, S, E), values.
-        sight: which keys each query sees.
+        sight: the keys that each query sees.
         heads: the kind of each head.
         match: the logit of an equal query and key at the start of training.
-        sink: (H, 1, E), a further key whose value is 0; or None.
-        dropout: share of the weights that are dropped, but for heads that have weights of their own.
-        kernel: for softmax over many queries; None takes the formula.
+        sink: (H, 1, E), an additional key with value 0; or None.
+        dropout: share of the softmax weights that are dropped; heads with other weights have no dropout.
+        kernel: for softmax over many queries; None uses the formula.
     Returns: (B, H, L, E).
     """
     if kernel is None or q.shape[2] == 1:
@@ -214,10 +215,10 @@ def _formula(
     sink: Tensor | None,
     dropout: float,
 ) -> Tensor:
-    """See `attend`. Logits are held for some queries at a time, and made again for the gradient."""
+    """Evaluate `attend` by its formula, for a block of queries at a time; the gradient recomputes logits."""
     length, device = q.shape[2], q.device.type
     is_exact = device != "meta" and not torch.is_autocast_enabled(device)
-    read = weighted if is_exact else _weighted_in_full  # Sums of weights need it: in bfloat16, 257 is 256.
+    read = weighted if is_exact else _weighted_in_full  # bfloat16 is too coarse for sums of weights
     if length <= _FORMULA_QUERIES:
         bias, kept = sight.terms(heads, 0, length)
         return read(q, k, v, bias, kept, heads, match, sink, dropout)
@@ -242,7 +243,7 @@ def weighted(
     sink: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """The formula with all logits in memory: arguments as those of `attend`, and the terms of a `Sight`."""
+    """Evaluate the formula with all logits in memory; see `attend`, and `Sight.terms` for bias and kept."""
     shape, scale = q.shape, q.shape[-1] ** -0.5
     logits = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT).view(*shape[:3], -1)
     if kept is None:
@@ -280,7 +281,7 @@ def _weights(logits: Tensor, heads: Heads, match: float, dropout: float) -> Tens
 
 
 def _fading(heads: Heads, lag: Tensor) -> Tensor:
-    """(1 or B, H, L, S), what is subtracted from logits of these heads."""
+    """(1 or B, H, L, S) float, subtracted from the logits of these heads."""
     return heads.slopes.to(lag.device, non_blocking=True) * lag
 
 
@@ -297,12 +298,12 @@ def _by_kernel(
     dropout: float,
     kernel: Kernel,
 ) -> Tensor:
-    """Softmax attention of heads that attend alike; see `attend`."""
+    """Softmax attention of heads that attend in the same way; see `attend`."""
     kind, batch = heads.kinds[0], q.shape[0]
-    further = [] if sink is None else [sink.to(k.dtype).expand(batch, -1, -1, -1)]  # keys whose value is 0
+    further = [] if sink is None else [sink.to(k.dtype).expand(batch, -1, -1, -1)]  # keys with value 0
     sees_present = kind.sees_present
     if not sees_present and sight.sees_all_episodes:
-        # Each key takes the place of the next one, and zeros that of the first one of an episode.
+        # Each key moves to the next timestep, and zeros replace the first key of an episode.
         k, v = (_one_later(x, sight.resets) for x in (k, v))
         sees_present = True
     elif not sees_present:
@@ -324,14 +325,14 @@ def _by_kernel(
 
 
 def _one_later(x: Tensor, resets: Tensor | None) -> Tensor:
-    """X (B, H, L, E) one timestep later, zeros first in each episode."""
+    """Shift x (B, H, L, E) by one timestep; each episode begins with zeros."""
     later = F.pad(x[:, :, :-1], (0, 0, 1, 0))
     return later if resets is None else later.masked_fill(resets[:, None, :, None], 0.0)
 
 
 @cache
 def _varlen_attention() -> Callable[..., Any] | None:
-    try:  # here, as the import takes seconds
+    try:  # imported late, because it takes seconds
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:  # torch before 2.10
         return None
@@ -339,7 +340,7 @@ def _varlen_attention() -> Callable[..., Any] | None:
 
 
 def _can_be_packed(q: Tensor, v: Tensor, dropout: float) -> bool:
-    """True where torch has FlashAttention over sequences of different lengths."""
+    """True if torch has FlashAttention over sequences of different lengths for these inputs."""
     is_narrow = v.dtype in (torch.float16, torch.bfloat16)
     return (
         q.is_cuda and is_narrow and not dropout and q.shape[-1] % 8 == 0 and _varlen_attention() is not None
@@ -347,12 +348,12 @@ def _can_be_packed(q: Tensor, v: Tensor, dropout: float) -> bool:
 
 
 def _packed(q: Tensor, k: Tensor, v: Tensor, sight: SequenceSight) -> Tensor:
-    """Attention within the episodes of packed rows, whose bounds the kernel is given instead of a mask.
+    """Attention within the episodes of packed rows, by a kernel that takes their bounds instead of a mask.
 
-    This was never run: it needs a GPU of the Ampere generation or later and torch 2.10.
+    This code has never been run: it needs a GPU of the Ampere generation or later and torch 2.10.
     """
     (batch, length), attention = sight.x.shape[:2], _varlen_attention()
-    assert sight.resets is not None  # The caller has looked.
+    assert sight.resets is not None  # checked by the caller
     assert attention is not None
     is_first = sight.resets | (torch.arange(length, device=q.device) == 0)
     bounds = F.pad(is_first.flatten().nonzero().flatten(), (0, 1), value=batch * length).int()
@@ -363,7 +364,7 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, sight: SequenceSight) -> Tensor:
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """The attention of torch, which takes the fastest kernel that it has for the device."""
+    """Attention by torch's fastest kernel for the device."""
     attention = sdpa_in_parts if cpu.serves(q) else F.scaled_dot_product_attention
     return attention(q, k, v, mask, dropout, is_causal=mask is None)
 
@@ -374,13 +375,13 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -
 def prepared(
     qkv: Tensor, added: Tensor | None, gains: Tensor | None, eps: float, positions: PositionFeatures | None
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys as they meet, with waves added, normalised and rotated; and values.
+    """Prepare queries and keys: add waves, normalise and rotate. Also return the values.
 
     Args:
         qkv: (..., 3, H, E) float, projections of the input, which may be overwritten.
-        added: (..., 2, F, E) float, waves for the queries and keys of the F first heads; or None.
-        gains: (2, E) float, factors of queries and keys at unit root mean square; None leaves their lengths.
-        eps: of the norm.
+        added: (..., 2, F, E) float, waves for the queries and keys of the first F heads; or None.
+        gains: (2, E) float, factors of queries and keys at unit root mean square; None: no normalisation.
+        eps: epsilon of the norm.
         positions: cosines and sines (..., 1, 1 or H, E); None for no rotation.
     Returns: (..., 2, H, E), in float32 if normalised, and (..., H, E).
     """
@@ -402,19 +403,19 @@ def prepared(
 def _normed_and_turned(
     x: Tensor, added: Tensor | None, gains: Tensor, eps: float, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The result, and what its gradient needs: x, which becomes its norm, the scale of that, and gains."""
+    """Rotated queries and keys, and inputs of the gradient: x, normalised in place, its scale, and gains."""
     if added is not None:
         x[..., : added.shape[-2], :].add_(added)
     scale = (x * x).mean(-1, keepdim=True).add_(eps).rsqrt_()
     x.mul_(scale)
     gains = gains[:, None]
     if x.ndim > 4:  # noqa: PLR2004 - a sequence
-        gains = gains.expand(x.shape[-3:]).contiguous()  # By head, as short rows are slow.
+        gains = gains.expand(x.shape[-3:]).contiguous()  # one row per head, because short rows are slow
     return rotate(x * gains, cos, sin), x, scale, gains
 
 
 class _NormedAndTurned(torch.autograd.Function):
-    """`_normed_and_turned` in a third of autograd's operations, each of which takes as long as reading x."""
+    """`_normed_and_turned` with a third of autograd's operations, each of which costs a pass over x."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Policies: what an actor head's output means, and how to sample, score and differentiate it."""
+"""Policy distributions: they interpret an actor head's output, and sample, score and differentiate it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class PolicyDistribution(ABC):
     """A distribution over actions with any leading shape.
 
     `params` is (..., P); actions are (..., A): one-hot floats for discrete spaces (for several factors, their
-    one-hots side by side), numbers for continuous ones (in [-1, 1], unless the distribution says otherwise).
+    one-hots side by side), numbers for continuous ones (in [-1, 1], if `is_bounded`).
     """
 
     is_discrete: ClassVar[bool]
-    is_bounded: ClassVar[bool] = True  # False: samples may lie outside of [-1, 1]; whoever acts clips them
-    has_gradient: ClassVar[bool] = True  # whether gradients pass through samples
+    is_bounded: ClassVar[bool] = True  # False: samples may lie outside of [-1, 1]; the agent clips them
+    has_gradient: ClassVar[bool] = True  # True if gradients pass through samples
 
     def __init__(self, params: Tensor) -> None:
         self.params = params.float()
 
     def masked(self, allowed: Tensor) -> PolicyDistribution:
-        """The same with probability 0, exactly, where allowed (..., A) bool is False.
+        """The same distribution with probability exactly 0 where allowed (..., A) bool is False.
 
         Raises: ValueError for a continuous distribution.
         """
@@ -44,67 +44,67 @@ class PolicyDistribution(ABC):
     @staticmethod
     @abstractmethod
     def num_params(action_dim: int) -> int:
-        """P, for an action of width A."""
+        """Number of parameters P for an action of width A."""
 
     @abstractmethod
     def sample(self) -> Tensor:
-        """(..., A) float32, differentiable where the distribution allows it."""
+        """Draw actions, (..., A) float32, with gradients if the distribution supports them."""
 
     @abstractmethod
     def mode(self) -> Tensor:
-        """(..., A) float32, the greedy action."""
+        """The greedy action, (..., A) float32."""
 
     def act(self, sample: bool) -> Tensor:
-        """What an environment is given: int64 (...,) or (..., K) if discrete, else (..., A) float32."""
+        """Actions for the environment: int64 (...,) or (..., K) if discrete, else (..., A) float32."""
         action = self.sample() if sample else self.mode()
         return action.argmax(-1) if self.is_discrete else action
 
     @abstractmethod
     def log_prob(self, action: Tensor) -> Tensor:
-        """(..., A) -> (..., 1), summed over action dimensions."""
+        """Log-probability of actions, (..., A) -> (..., 1), summed over action dimensions."""
 
     @abstractmethod
     def entropy(self) -> Tensor:
-        """(..., 1) in nats; an estimate where no closed form exists."""
+        """Entropy in nats, (..., 1); an estimate if no closed form exists."""
 
     @abstractmethod
     def kl(self, other: Self) -> Tensor:
-        """(..., 1) Kullback-Leibler divergence of `other` from this one, E_self[log(self / other)].
+        """Kullback-Leibler divergence of `other` from this one, E_self[log(self / other)], (..., 1).
 
-        Exact, or an estimate where no closed form exists.
+        It is an estimate if no closed form exists.
         """
 
 
-_NO_ACTION = -1e9  # logit of what is no action or not allowed; its probability is exactly zero
-_NEVER = torch.finfo(torch.float32).tiny  # least ringing time: 0 / 0 would not be a number
+_NO_ACTION = -1e9  # logit of padding and forbidden actions; their probability is exactly zero
+_NEVER = torch.finfo(torch.float32).tiny  # smallest ringing time; avoids 0 / 0
 
 
 class _Discrete(PolicyDistribution):
-    """One or several choices, with probabilities of finitely many actions."""
+    """One or several choices among finitely many actions."""
 
     is_discrete = True
     _log_probs: Tensor | None = None
 
     @property
     def log_probs(self) -> Tensor:
-        """(..., A) logarithms of the probabilities; of K factors (..., K, M)."""
-        if self._log_probs is None:  # torch.compile stops at the lock of functools.cached_property
+        """Logarithms of the probabilities, (..., A), or (..., K, M) for K factors."""
+        if self._log_probs is None:  # torch.compile cannot trace the lock of functools.cached_property
             with _gradient_of(self.params):
                 self._log_probs = self._logarithms()
         return self._log_probs
 
     @abstractmethod
     def _logarithms(self) -> Tensor:
-        """What `log_probs` are."""
+        """Compute `log_probs`."""
 
     @property
     def probs(self) -> Tensor:
-        """Probabilities, shaped as `log_probs`; zero where a factor has no such action."""
+        """Probabilities in the shape of `log_probs`; zero for the padding of smaller factors."""
         return self.log_probs.exp()
 
 
 class Categorical(_Discrete):
-    """Softmax over A logits, never clamped: every probability in (0, 1) can be reached."""
+    """Softmax over A logits without clamping, so that every probability in (0, 1) can be reached."""
 
     def _logarithms(self) -> Tensor:
         return F.log_softmax(self.params, dim=-1)
@@ -142,15 +142,15 @@ class Categorical(_Discrete):
 class MultiCategorical(_Discrete):
     """K independent softmaxes, one for each factor of an action.
 
-    Samples carry gradients by the straight-through Gumbel-softmax estimator: their value is one-hot, their
-    gradient that of softmax((log p + Gumbel noise) / temperature).
+    Samples carry gradients by the straight-through Gumbel-softmax estimator: their value is one-hot, and
+    their gradient is that of softmax((log p + Gumbel noise) / temperature).
 
     Source: Jang et al. 2017, arXiv:1611.01144; Maddison et al. 2017, arXiv:1611.00712.
 
     Args:
-        params: (..., A) logits, those of all factors side by side.
+        params: (..., A) logits of all factors, side by side.
         nvec: number of actions of each factor; A is their sum.
-        temperature: above 0; low ones have less bias and more variance.
+        temperature: above 0; low temperatures have less bias and more variance.
     """
 
     def __init__(self, params: Tensor, nvec: Sequence[int], temperature: float = 1.0) -> None:
@@ -159,7 +159,7 @@ class MultiCategorical(_Discrete):
 
     @classmethod
     def for_nvec(cls, nvec: Sequence[int]) -> MultiCategoricalType:
-        """What makes these distributions of parameters alone, as other types of distributions do."""
+        """The distribution type for these factors, which needs only parameters, like the other types."""
         return MultiCategoricalType(nvec)
 
     @staticmethod
@@ -217,10 +217,10 @@ class MultiCategorical(_Discrete):
 
 
 class Bernoulli(MultiCategorical):
-    """K independent bits, each with one parameter: the logit of its being 1.
+    """K independent bits, each with one parameter: the logit of the value 1.
 
-    Actions are as those of a MultiCategorical with K factors of two. The log-probability of an action is the
-    sum over its bits (AMAGO takes their mean).
+    Actions have the form of a MultiCategorical with K factors of two. The log-probability of an action is the
+    sum over its bits (AMAGO uses their mean).
 
     Args:
         params: (..., K) logits.
@@ -244,15 +244,15 @@ class Bernoulli(MultiCategorical):
 
 
 class DistributionType(Protocol):
-    """What turns parameters into a distribution: a class of them, or a MultiCategoricalType."""
+    """A function from parameters to a distribution: a class of distributions, or a MultiCategoricalType."""
 
     is_discrete: bool
 
     def __call__(self, params: Tensor, /) -> PolicyDistribution:
-        """Params (..., P) -> distribution over (..., A)."""
+        """Make a distribution over (..., A) from params (..., P)."""
 
     def num_params(self, action_dim: int, /) -> int:
-        """P, for an action of width A."""
+        """Number of parameters P for an action of width A."""
 
 
 @gin.configurable(denylist=["nvec"])
@@ -261,7 +261,7 @@ class MultiCategoricalType:
 
     Args:
         nvec: number of actions of each factor.
-        temperature: of the gradients through samples, see MultiCategorical.
+        temperature: temperature of the gradients through samples, see MultiCategorical.
     Raises: ValueError for a temperature that is not above 0.
     """
 
@@ -273,15 +273,15 @@ class MultiCategoricalType:
         self.nvec, self.temperature, self.is_discrete = tuple(nvec), temperature, True
 
     def __call__(self, params: Tensor) -> MultiCategorical:
-        """(..., sum(nvec)) logits -> the distribution."""
+        """Make the distribution from logits (..., sum(nvec))."""
         return MultiCategorical(params, self.nvec, self.temperature)
 
     def num_params(self, action_dim: int) -> int:
-        """P, for an action of width A."""
+        """Number of parameters P for an action of width A."""
         return action_dim
 
 
-_MAX_ABS_ACTION = 0.999  # stored actions at the bounds have no finite pre-image, or no density
+_MAX_ABS_ACTION = 0.999  # at the bounds, stored actions have no finite pre-image, or no density
 
 
 class TanhGaussian(PolicyDistribution):
@@ -314,19 +314,19 @@ class TanhGaussian(PolicyDistribution):
         return (gaussian - _log_slope_of_tanh(pre_tanh)).sum(-1, keepdim=True)
 
     def entropy(self) -> Tensor:
-        """That of the Gaussian before tanh, and the mean slope of tanh, estimated by one sample."""
+        """Entropy of the Gaussian before tanh, plus the mean log slope of tanh, estimated by one sample."""
         drawn = torch.addcmul(self.loc, self.log_std.exp(), torch.randn_like(self.loc))
         return (_entropy_of_normal(self.log_std) + _log_slope_of_tanh(drawn)).sum(-1, keepdim=True)
 
     def kl(self, other: Self) -> Tensor:
-        """That of the Gaussians before tanh: the same, as tanh is a bijection."""
+        """Divergence of the Gaussians before tanh, which is the same because tanh is a bijection."""
         return _kl_of_normals(self.loc, self.log_std, other.loc, other.log_std)
 
 
 class Gaussian(PolicyDistribution):
-    """A Gaussian with independent dimensions over all real actions: whoever acts on one clips it.
+    """A Gaussian with independent dimensions over all real actions; the agent clips samples.
 
-    `params` (..., 2A) holds the mean, then the logarithm of the standard deviation.
+    `params` (..., 2A) contains the mean, then the logarithm of the standard deviation.
     """
 
     is_discrete = False
@@ -361,7 +361,7 @@ class Gaussian(PolicyDistribution):
 class Beta(PolicyDistribution):
     """A Beta distribution with one mode per dimension, stretched from [0, 1] to [-1, 1].
 
-    `params` (..., 2A) give both concentrations as 1 + softplus, so that densities vanish at the bounds.
+    Both concentrations are 1 + softplus of `params` (..., 2A), so that densities vanish at the bounds.
 
     Source: Chou et al. 2017, "Improving stochastic policy gradients with the Beta distribution".
     """
@@ -402,11 +402,11 @@ class Beta(PolicyDistribution):
 class GaussianMixture(PolicyDistribution):
     """A mixture of five Gaussians with independent dimensions, squashed by tanh.
 
-    `params` (..., 5 (1 + 2A)) hold, per component, the logit of its weight, means, and what gives standard
-    deviations between e^-5 and e^2. Samples carry no gradient, as the choice of a component has none. Entropy
-    is estimated by one sample of every component, weighted: with the right gradient, weights included.
-    Divergences are estimated by a single sample. The greedy action is the center of that component at which
-    the mixture, before tanh, is densest.
+    `params` (..., 5 (1 + 2A)) contain, per component, the logit of its weight, its means, and inputs of its
+    standard deviations, which lie between e^-5 and e^2. Samples carry no gradient, because the choice of a
+    component has none. The entropy is estimated by one weighted sample of every component, with the right
+    gradient, including that of the weights. Divergences are estimated by a single sample. The greedy action
+    is the center of the component at which the density of the mixture, before tanh, is largest.
     """
 
     is_discrete = False
@@ -439,7 +439,7 @@ class GaussianMixture(PolicyDistribution):
         return self._log_density(pre_tanh) - _log_slope_of_tanh(pre_tanh).sum(-1)
 
     def _log_density(self, pre_tanh: Tensor) -> Tensor:
-        """The mixture before tanh: (..., K, A) -> (..., K)."""
+        """Log density of the mixture before tanh, (..., K, A) -> (..., K)."""
         loc, log_std = self.loc[..., None, :, :], self.log_std[..., None, :, :]
         parts = _log_prob_of_normal(pre_tanh[..., None, :], loc, log_std).sum(-1)
         return torch.logsumexp(self.log_weights[..., None, :] + parts, dim=-1)
@@ -455,33 +455,33 @@ class GaussianMixture(PolicyDistribution):
 
 
 def _gradient_of(params: Tensor) -> AbstractContextManager[Any]:
-    """For what is computed once and kept: it has a gradient even if first asked for where none is wanted."""
+    """Enable gradients for a cached result, even if it is first computed inside torch.no_grad()."""
     return torch.set_grad_enabled(torch.is_grad_enabled() or params.requires_grad)
 
 
 def _between(raw: Tensor, low: float, high: float) -> Tensor:
-    """All real numbers -> (low, high), smoothly."""
+    """Map all real numbers smoothly to (low, high)."""
     return low + 0.5 * (high - low) * (torch.tanh(raw) + 1.0)
 
 
 def _log_slope_of_tanh(x: Tensor) -> Tensor:
-    """log(1 - tanh(x)^2), in the form that stays finite for large |x|."""
+    """Compute log(1 - tanh(x)^2) in a form that stays finite for large |x|."""
     return 2.0 * (math.log(2.0) - x - F.softplus(-2.0 * x))
 
 
 def _log_prob_of_normal(x: Tensor, loc: Tensor, log_std: Tensor) -> Tensor:
-    """Elementwise."""
+    """Elementwise log-density."""
     z = (x - loc) * (-log_std).exp()
     return -0.5 * z.square() - log_std - 0.5 * math.log(2.0 * math.pi)
 
 
 def _entropy_of_normal(log_std: Tensor) -> Tensor:
-    """Elementwise."""
+    """Elementwise entropy."""
     return log_std + 0.5 * math.log(2.0 * math.pi * math.e)
 
 
 def _kl_of_normals(loc: Tensor, log_std: Tensor, other_loc: Tensor, other_log_std: Tensor) -> Tensor:
-    """(..., A) each -> (..., 1), summed over independent dimensions."""
+    """Divergence (..., 1), summed over independent dimensions; arguments are (..., A)."""
     log_ratio = log_std - other_log_std
     z = (loc - other_loc) * (-other_log_std).exp()
     return (0.5 * ((2.0 * log_ratio).exp() + z.square() - 1.0) - log_ratio).sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Dropout whose random numbers cost little on a CPU."""
+"""Dropout with cheap random numbers on the CPU."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ _STEPS = 2**16
 class Dropout(nn.Dropout):
     """Set a share p of the entries to 0 in training, and divide the others by 1 - p.
 
-    On the CPU, torch draws a number for every entry; here four entries share one of 64 bits, in less than
-    half of the time, so p is rounded to a multiple of 2^-16. Elsewhere, and compiled, it is torch's own.
+    On the CPU, torch draws a number for every entry. Here four entries share a number of 64 bits, which takes
+    less than half of the time and rounds p to a multiple of 2^-16. On other devices and in compiled code,
+    this is torch's own dropout.
 
     Source: Srivastava et al. 2014, Journal of Machine Learning Research 15.
     """

@@ -1,4 +1,4 @@
-"""Goals and texts as vectors: for the encoders of this library, and for your own."""
+"""Embeddings of goals and texts, for the encoders of this library and for your own."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _ROWS_WORTH_COMPARING = 64
 
 @gin.configurable(denylist=["goal_length", "goal_dim"])
 class FFGoalEmb(nn.Module):
-    """Goals of numbers (B, L, goal_length, goal_dim) -> (B, L, goal_emb_dim), by two linear layers.
+    """Embed goals of numbers (B, L, goal_length, goal_dim) as (B, L, goal_emb_dim), by two linear layers.
 
     Args:
-        goal_length: how many goals there are at once.
-        goal_dim: numbers that describe one.
+        goal_length: number of goals at once.
+        goal_dim: number of entries that describe a goal.
         goal_emb_dim: width of the result.
     """
 
@@ -37,18 +37,18 @@ class FFGoalEmb(nn.Module):
 
 @gin.configurable(denylist=["goal_length", "goal_dim", "min_token", "max_token"])
 class TokenGoalEmb(nn.Module):
-    """Whole numbers that stand for words (B, L, ...) -> (B, L, goal_emb_dim): embeddings through a GRU.
+    """Embed tokens, integers that represent words, (B, L, ...) as (B, L, goal_emb_dim), by a GRU.
 
-    It reads from the last to the first, so that the zeros that fill up short texts come before the words.
+    The GRU reads from the last token to the first, so that the padding of short texts comes before the words.
 
     Args:
-        goal_length: how many goals there are at once.
-        goal_dim: numbers that describe one.
-        min_token: the lowest number; lower ones count as this one.
-        max_token: the highest number; higher ones count as this one.
+        goal_length: number of goals at once.
+        goal_dim: number of tokens that describe a goal.
+        min_token: lowest token; lower ones count as this one.
+        max_token: highest token; higher ones count as this one.
         goal_emb_dim: width of the result.
-        embedding_dim: width of a number's embedding.
-        hidden_size: of the GRU.
+        embedding_dim: width of a token's embedding.
+        hidden_size: width of the GRU's state.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class TokenGoalEmb(nn.Module):
         ids = goals.reshape(-1, self.num_tokens).long().clamp(self.min_token, self.max_token) - self.min_token
         if len(ids) <= _ROWS_WORTH_COMPARING:
             return self._embedded(ids).view(*goals.shape[:2], -1)
-        # Texts mostly stay the same for a whole episode: read each once.
+        # Texts mostly stay the same for a whole episode, so each distinct text is read once.
         texts, place = torch.unique(ids, dim=0, return_inverse=True)
         return self._embedded(texts)[place].view(*goals.shape[:2], -1)
 

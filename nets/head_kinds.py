@@ -4,8 +4,8 @@ A head reads the timesteps s of its window by queries q_t, keys k_s and values v
 
     y_t = sum over s <= t of softmax_s(q_t k_s / sqrt(E)) v_s        with q_t = W_q x_t, k_s = W_k x_s
 
-A `HeadKind` says how a kind differs from this. To switch a kind off, give its heads another kind; 'plain' for
-all heads is the published Transformer. To add one, write an object and add it to `KINDS`.
+A `HeadKind` defines how a kind differs from this. To switch a kind off, give its heads another kind; 'plain'
+for all heads is the published Transformer. To add a kind, write an object and add it to `KINDS`.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ import torch
 from torch import Tensor
 
 COUNT_SCALE = 32.0
-"""Timesteps up to which counts grow evenly; then by their logarithm. With 8, reversed recall took longer."""
+"""Number up to which counts grow linearly, and then logarithmically. With 8, reversed recall takes longer."""
 
 COUNT_SHARE = 0.5
 """Heads count keys whose logit exceeds this share of the logit of an equal query and key at the start."""
 
 PLAIN_MATCH = 1 / 3
-"""Product of an equal query and key per feature at the start, unless `qk_norm` sets it to `qk_gain`."""
+"""Product of an equal query and key per feature at the start; with `qk_norm` it is `qk_gain` instead."""
 
 
 @dataclass(frozen=True)
 class HeadKind:
-    """How heads differ from the plain equation.
+    """Differences of a kind of heads from the plain equation.
 
     Attributes:
-        name: for settings.
-        is_rotated: queries and keys are turned by their timestep, see `HeadPositions`.
+        name: name in settings.
+        is_rotated: queries and keys are rotated by their timestep, see `HeadPositions`.
         has_waves: learned mixtures of waves of their timestep are added to queries and keys.
         fades: logits fall with the distance t - s, with a slope for each head.
-        sees_present: s = t is read. If not, a key and a value of zeros take its place.
+        sees_present: s = t is read. Otherwise a key and a value of zeros replace it.
         begins_alike: W_k = W_q at the start.
-        weigh: weights (B, H, L, S) of logits, and of the logit that an equal query and key have at the start.
-            A logit of -inf must get a weight of 0. None: softmax, for which there are fast kernels.
-        finish: what follows on the sums of weighted values, (B, H, L, E) -> (B, H, L, E), or None.
+        weigh: computes weights (B, H, L, S) from logits, and from the logit of an equal query and key at the
+            start. A logit of -inf must get a weight of 0. None: softmax, for which there are fast kernels.
+        finish: applied to the sums of weighted values, (B, H, L, E) -> (B, H, L, E), or None.
     """
 
     name: str
@@ -56,17 +56,17 @@ class HeadKind:
 FIXED = HeadKind("fixed", has_waves=True)
 """Attends by place in the episode. q_t = W_q x_t + U_q waves(t) and k_s = W_k x_s + U_k waves(s), with
 learned U and sinusoidal waves; W_q and W_k begin small (`fixed_content_gain`). Ours. Reason: recall of a
-given place, as of a list in reverse, without positions in what layers read and write.
+given place, such as a list in reverse, without positions in the inputs and outputs of layers.
 """
 
 ROTARY = HeadKind("rotary", is_rotated=True)
-"""Attends by distance. q_t = R^t W_q x_t and k_s = R^s W_k x_s, where R turns pairs of features, so that
-q_t k_s depends on t - s. Su et al. 2021, arXiv:2104.09864, eq. 34. Reason: recall of a fixed number of
+"""Attends by distance. q_t = R^t W_q x_t and k_s = R^s W_k x_s, where R rotates pairs of features, so that
+q_t k_s depends on t - s. Su et al. 2021, arXiv:2104.09864, eq. 34. Reason: recall from a fixed number of
 timesteps ago.
 """
 
 PLAIN = HeadKind("plain")
-"""The equation above. Only an encoder with `pos_emb` shows such heads positions. Vaswani et al. 2017,
+"""The equation above. Such heads see positions only if the encoder has a `pos_emb`. Vaswani et al. 2017,
 arXiv:1706.03762, eq. 1.
 """
 
@@ -76,9 +76,9 @@ arXiv:2108.12409. Reason: attention fades with distance.
 """
 
 CONTENT = HeadKind("content", sees_present=False, begins_alike=True)
-"""Attends to what is like the present: no positions, and only s < t. Ours; alike first weights of Trockman &
-Kolter 2023, arXiv:2305.09828. Reason: recall by key from the first update on. The present is left out because
-nothing is more like it than itself.
+"""Attends to timesteps similar to the present, without positions, and only to s < t. Ours; equal first
+weights by Trockman & Kolter 2023, arXiv:2305.09828. Reason: recall by key from the first update on. The
+present is left out because nothing is more similar to it than itself.
 """
 
 
@@ -97,13 +97,13 @@ COUNTING = HeadKind(
     weigh=_fits,
     finish=_damped,
 )
-"""Counts what is like the present. Like CONTENT, with y_t = asinh(sum over s < t of sigmoid(q_t k_s / sqrt(E)
-- threshold) v_s / COUNT_SCALE). Ours; weights of Ramapuram et al. 2024, arXiv:2409.04431 (sigmoid attention).
-Reason: softmax returns a mean, which shows shares but not numbers.
+"""Counts timesteps similar to the present. Like CONTENT, with y_t = asinh(sum over s < t of
+sigmoid(q_t k_s / sqrt(E) - threshold) v_s / COUNT_SCALE). Ours; weights by Ramapuram et al. 2024,
+arXiv:2409.04431 (sigmoid attention). Reason: softmax returns a mean, which shows shares but not numbers.
 """
 
 KINDS = {kind.name: kind for kind in (FIXED, ROTARY, PLAIN, ALIBI, CONTENT, COUNTING)}
-"""All kinds, in the order in which a layer keeps its heads. Those with waves come first."""
+"""All kinds, in the order of the heads of a layer. Kinds with waves come first."""
 
 
 class Heads:
@@ -111,12 +111,12 @@ class Heads:
 
     Attributes:
         kinds: the kind of each head.
-        groups: neighbouring heads that attend in the same way, once queries and keys are there.
-        weighings: neighbouring heads that make weights of logits in the same way, and one of their kinds.
+        groups: neighbouring heads that attend in the same way, given queries and keys.
+        weighings: neighbouring heads that compute weights in the same way, and one of their kinds.
         sees_present: (H, 1, 1) float, 1 for heads that read their own timestep, else 0.
-        any_fades: some heads' logits fall with the distance.
-        all_see_present: all heads read their own timestep.
-        slopes: (H, 1, 1) float, by how much logits fall per timestep: a geometric series over fading heads.
+        any_fades: True if the logits of some heads fall with the distance.
+        all_see_present: True if all heads read their own timestep.
+        slopes: (H, 1, 1) float, decrease of logits per timestep: a geometric series over fading heads.
     """
 
     def __init__(self, kinds: Sequence[HeadKind]) -> None:
@@ -134,13 +134,13 @@ class Heads:
 
     @classmethod
     def named(cls, heads: str | Sequence[str], n_heads: int, *, setting: str) -> Heads:
-        """One kind for all heads, or one per head in any order; sorted as `KINDS` are.
+        """Make heads from names: one kind for all heads, or one per head in any order; sorted like `KINDS`.
 
         Args:
             heads: names of `KINDS`.
-            n_heads: how many heads there are.
-            setting: name of the setting that holds `heads`, for errors.
-        Raises: ValueError for an unknown name, or another number of names.
+            n_heads: number of heads.
+            setting: name of the setting with `heads`, for errors.
+        Raises: ValueError for an unknown name, or a wrong number of names.
         """
         names = (heads,) * n_heads if isinstance(heads, str) else tuple(heads)
         example = "('fixed', 'rotary', 'rotary', 'content')"
@@ -161,7 +161,7 @@ class Heads:
         return len(self.kinds)
 
     def num(self, trait: str) -> int:
-        """How many heads have this attribute of `HeadKind`."""
+        """Number of heads with this attribute of `HeadKind`."""
         return sum(bool(getattr(kind, trait)) for kind in self.kinds)
 
     @property

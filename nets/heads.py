@@ -16,21 +16,21 @@ from .distributions import DistributionType, Gaussian, PolicyDistribution
 from .init import FAN_IN_GAIN, ORTHOGONAL_GAIN, READER_GAIN
 from .mlp import MLP, activation_fn, as_rows, orthogonal_init, require_at_least, require_positive
 
-_DEAD = 0.025  # of its layer's average activation
-_BLOCK = 2**21  # logits that are read at once
+_DEAD = 0.025  # share of the layer's average activation below which a unit counts as dead
+_BLOCK = 2**21  # number of logits in memory at once
 
 
 @gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "distribution", "memory_dim"])
 class Actor(nn.Module):
     """One policy per discount factor from a shared MLP.
 
-    Shapes: state (..., D), or (..., D + A K) with the A rows of an ActionMemory of width K behind it
+    Shapes: state (..., D), or (..., D + A K) followed by the A rows of an ActionMemory of width K
         -> distribution over (..., G, A).
 
     Args:
         state_dim, action_dim, num_discounts, distribution, memory_dim: given by the agent; memory_dim is K.
-        n_layers: hidden layers.
-        d_hidden: their width.
+        n_layers: number of hidden layers.
+        d_hidden: width of the hidden layers.
         activation: name of the non-linearity.
         out_gain: factor of the output layer's first weights; a small one begins near the uniform policy.
         out_bias_gain: factor of the output layer's first biases.
@@ -75,7 +75,7 @@ class Actor(nn.Module):
         return self.distribution(torch.unflatten(params, -1, (self.num_discounts, self.num_params)))
 
     def activations(self, state: Tensor) -> list[Tensor]:
-        """Hidden layers (..., d_hidden), first to last."""
+        """Activations (..., d_hidden) of the hidden layers, first to last."""
         found = [state[..., : self.state_dim]]
         for linear, norm in zip(self.mlp.hidden, self.mlp.norms, strict=True):
             found.append(self.mlp.activation(norm(linear(found[-1]))))
@@ -84,11 +84,11 @@ class Actor(nn.Module):
 
 @torch.no_grad()
 def dead_units(layers: Sequence[Tensor], mask: Tensor) -> Tensor:
-    """Share of hidden units that are hardly ever active: by mean size below 1/40 of their layer's average.
+    """Share of hidden units that are hardly ever active: mean size below 1/40 of the layer's average.
 
     Args:
         layers: activations, each (..., n, units).
-        mask: (n,) bool, the entries that count.
+        mask: (n,) bool, True for entries that count.
     Returns: a scalar tensor.
     Source: Sokar et al. 2023, arXiv:2302.12902, definition 3.1, with a threshold of 0.025.
     """
@@ -120,11 +120,11 @@ class EnsembleLinear(nn.Module):
 
 @gin.configurable(denylist=["num_members", "d_state", "num_outputs", "memory_dim"])
 class ActionReader(nn.Module):
-    """What a head of C members adds to its outputs of each action, from its memory row (see ActionMemory).
+    """Additions to the outputs of a head with C members for each action, from ActionMemory rows.
 
         added_oa = sum over k of (U h)_ok f(memory_a)_k
-    with h the head's last hidden layer, which receives no gradient from here, and f a small network that all
-    actions share.
+    Here h is the head's last hidden layer, which receives no gradient from this module, and f is a small
+    network that all actions share.
 
     Shapes: hidden (C, n, D), memory (n, A, K) -> (C, n, O, A).
 
@@ -133,7 +133,7 @@ class ActionReader(nn.Module):
         d_hidden: width of the hidden layer of f.
         width: width of the result of f.
         hidden_gain: first weights of f's hidden layer are uniform within this / sqrt(fan_in).
-        out_gain: the same for f's output layer and its biases; 0 begins with what the head computes alone.
+        out_gain: the same for f's output layer and its biases; with 0 the memory has no effect at first.
     Raises: ValueError for a size below 1.
     Source: Ours.
     """
@@ -171,33 +171,33 @@ class ActionReader(nn.Module):
 class CriticEnsemble(nn.Module):
     """An ensemble of Q functions with an output per discount factor, which the agent turns into a value.
 
-    Discrete actions: one pass gives the values of all A actions. Continuous: the action enters the first
-    layer beside the state, whose share of that layer is computed once for any number of actions.
+    For discrete actions, one pass gives the values of all A actions. Continuous actions enter the first layer
+    together with the state; the state's part of that layer is computed once for any number of actions.
 
-    First weights are uniform within a gain / sqrt(fan_in), biases within 1 / sqrt(fan_in). The default gain
+    First weights are uniform within gain / sqrt(fan_in), biases within 1 / sqrt(fan_in). The default gain
     gives weights a variance of 1 / fan_in (see `nets/init.py`). State and action are one input of the first
-    layer, so that its fan-in is D + A.
+    layer, so its fan-in is D + A.
 
     Shapes:
         discrete: state (..., D) -> (..., C, G, A).
         continuous: state (..., D), actions (..., K, A) -> (..., K, C, G, 1).
         States may be followed by the rows of an ActionMemory, (..., D + A * memory_dim); without memory_dim
-        these are not read.
+        they are ignored.
 
     Args:
         state_dim, action_dim, num_discounts, is_discrete, memory_dim: given by the agent.
         num_critics: ensemble size C.
-        n_layers: hidden layers.
-        d_hidden: their width.
+        n_layers: number of hidden layers.
+        d_hidden: width of the hidden layers.
         activation: name of the non-linearity.
         hidden_gain: gain of the hidden layers' first weights.
         out_gain: gain of the output layer's first weights.
-        joint_fan_in: first weights count state and action as one input. False gives each its own fan-in, D
-            and A, so that a few action features weigh as much as a hundred features of the state.
+        joint_fan_in: first weights treat state and action as one input. With False each has its own fan-in, D
+            or A, so that a few action features have as much weight as a hundred features of the state.
     """
 
     reads_discount: ClassVar[bool] = False
-    """Whether a discount is an input, so that each action can be judged for its own discount alone."""
+    """True if a discount is an input, so that each action can be evaluated for its own discount alone."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class CriticEnsemble(nn.Module):
             for layer in (self.from_state, self.from_action):
                 if layer is not None:
                     layer.weight.mul_(hidden_gain)
-                    if joint_fan_in and not is_discrete:  # torch scaled all by their own fan-in
+                    if joint_fan_in and not is_discrete:  # torch scaled each by its own fan-in
                         for weights in layer.parameters():
                             weights.mul_((layer.in_features / (state_dim + action_dim)) ** 0.5)
         self.hidden = nn.ModuleList(
@@ -247,15 +247,15 @@ class CriticEnsemble(nn.Module):
         return unpack(y, lead, "* c g a")[0]
 
     def build(self, discounts: Sequence[float]) -> None:
-        """Receive the discounts, in the order of the values. Most critics do not need them."""
+        """Set the discounts, in the order of the values. Most critics do not need them."""
 
     def frozen(self, members: Tensor | None = None) -> Callable[..., Tensor]:
-        """`forward`, through which gradients pass into inputs, but not into parameters.
+        """A version of `forward` that passes gradients to its inputs, but not to parameters.
 
-        members: (C',) int64, the critics in it; None for all.
+        members: (C',) int64, the critics to evaluate; None for all.
         """
 
-        def kept(x: Tensor) -> Tensor:  # all parameters begin with members, or members times hidden units
+        def kept(x: Tensor) -> Tensor:  # the first axis of all parameters is C, or C times hidden units
             if members is None:
                 return x.detach()
             by_member = rearrange(x.detach(), "(c h) ... -> c h ...", c=self.num_critics)
@@ -270,7 +270,7 @@ class CriticEnsemble(nn.Module):
         return critics
 
     def _by_member(self, layer: nn.Linear, rows: Tensor) -> Tensor:
-        """The layer of all critics for rows (n, d_in), in the layout of the next ones: (C, n, d_hidden)."""
+        """A layer of all critics for rows (n, d_in), in the layout of later layers: (C, n, d_hidden)."""
         weight = rearrange(layer.weight, "(c h) d -> c d h", h=self.d_hidden)
         rows = rows.expand(len(weight), -1, -1)
         if layer.bias is None:
@@ -278,7 +278,7 @@ class CriticEnsemble(nn.Module):
         return torch.baddbmm(rearrange(layer.bias, "(c h) -> c 1 h", h=self.d_hidden), rows, weight)
 
     def activations(self, state: Tensor, actions: Tensor | None = None) -> tuple[list[Tensor], Any]:
-        """Hidden layers (C, n, d_hidden), first to last, and the shapes behind n, for einops.unpack."""
+        """Activations (C, n, d_hidden) of hidden layers, and the shapes packed into n, for einops.unpack."""
         rows, lead = pack([state[..., : self.state_dim]], "* d")
         x = self._by_member(self.from_state, rows)
         if self.from_action is not None:
@@ -286,7 +286,7 @@ class CriticEnsemble(nn.Module):
             action_rows, lead = pack([actions], "* d")
             of_actions = self._by_member(self.from_action, action_rows)
             x = torch.unflatten(of_actions, 1, (len(rows), actions.shape[-2])) + x.unsqueeze(2)
-        # flattened after the activation, which may overwrite what is no view (see as_rows)
+        # The activation overwrites its input, which must not be a view (see as_rows), so flatten after it.
         found = [self.activation(x).flatten(1, -2)]
         for layer in self.hidden:
             found.append(self.activation(layer(found[-1])))
@@ -297,7 +297,7 @@ class CriticEnsemble(nn.Module):
 class DuelingCriticEnsemble(CriticEnsemble):
     """Critics of discrete actions that add a value of the state and an advantage of each action.
 
-    Q = V + A - mean of A. Settings are those of `CriticEnsemble`.
+    Q = V + A - mean of A. The settings are those of `CriticEnsemble`.
 
     Shapes: state (..., D) -> (..., C, G, A).
     Raises: ValueError unless there is one output per action.
@@ -333,16 +333,16 @@ class DuelingCriticEnsemble(CriticEnsemble):
 
 @gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "is_discrete", "memory_dim"])
 class DiscountInputCriticEnsemble(CriticEnsemble):
-    """Critics with one output, which read the discount factor g next to the state and the action.
+    """Critics with one output that read the discount factor g in addition to the state and the action.
 
         Q_c(s, a, g) = f_c(s, log(1 + 1 / max(1 - g, 1e-6)), clip(a, -0.999, 0.999))
 
-    Each pair of an action and a discount takes a pass of its own. Discrete actions have outputs per action
-    and discount, exactly as in `CriticEnsemble`, whose settings these critics have. An agent gives the
+    Each pair of an action and a discount takes a separate pass. Discrete actions have outputs per action and
+    discount, exactly as in `CriticEnsemble`. The settings are those of `CriticEnsemble`; an agent passes the
     discounts to `build`.
 
     Shapes: state (..., D), actions (..., K, A) -> (..., K, C, G, 1); with `own_discount`, actions
-        (..., K, G, A) -> (..., K, C, G, 1), where each discount judges its own action only.
+        (..., K, G, A) -> (..., K, C, G, 1), with the value of each action for its own discount only.
     Source: Grigsby et al. 2023, arXiv:2310.09971, and its published code.
     """
 
@@ -393,15 +393,14 @@ class DiscountInputCriticEnsemble(CriticEnsemble):
 
 @gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "num_bins", "num_critics"])
 class BinnedCriticEnsemble(CriticEnsemble):
-    """Critics that classify the value of an action: logits of K bins instead of a number.
+    """Critics that classify the value of an action: they return logits of K bins instead of a number.
 
-    Actions of every kind enter beside the state, discrete ones as one-hots. Settings are those of
-    `CriticEnsemble`.
+    Actions of every kind are inputs, discrete ones as one-hots. The settings are those of `CriticEnsemble`.
 
     Shapes: state (..., D), actions (..., M, A) -> (..., M, C, G, K); with `own_discount`, actions
-        (..., M, G, A) -> (..., M, C, G, K), where the outputs of a discount judge its own action only. With
-        `read`, which makes numbers (...) of logits (..., K), 1 instead of K: all logits are never held at
-        once then.
+        (..., M, G, A) -> (..., M, C, G, K), with the outputs of each action for its own discount only. With
+        `read`, a function from logits (..., K) to numbers (...), the last axis is 1; the logits are then
+        never in memory all at once.
     """
 
     def __init__(
@@ -428,7 +427,7 @@ class BinnedCriticEnsemble(CriticEnsemble):
         lead, g = actions.shape[: -2 if own_discount else -1], self.num_discounts
         hidden, _ = self.activations(state, actions.flatten(-3, -2) if own_discount else actions)
         x, weight, bias = hidden[-1], self.out.weight, self.out.bias
-        if own_discount:  # c counts members and discounts
+        if own_discount:  # the first axis enumerates members and discounts
             x = rearrange(x, "c (n g) h -> (c g) n h", g=g)
             weight = rearrange(weight, "c h (g k) -> (c g) h k", g=g)
             bias = rearrange(bias, "c 1 (g k) -> (c g) 1 k", g=g)
@@ -440,7 +439,7 @@ class BinnedCriticEnsemble(CriticEnsemble):
 
         if read is None:
             y = outputs(x)
-        else:  # in blocks that stay in a processor's cache from one operation to the next
+        else:  # blocks stay in the processor's cache from one operation to the next
             rows = max(1, _BLOCK // (weight.shape[0] * weight.shape[2]))
             y = torch.cat([outputs(block) for block in torch.split(x, rows, dim=1)], dim=1)
         y = rearrange(y, "(c g2) n g k -> n c (g2 g) k", g2=g if own_discount else 1)
@@ -449,10 +448,10 @@ class BinnedCriticEnsemble(CriticEnsemble):
 
 @gin.configurable(denylist=["state_dim", "action_dim", "distribution"])
 class PolicyHead(nn.Module):
-    """One policy from an orthogonally initialised MLP, close to the same one in every state at the start.
+    """One policy from an orthogonally initialised MLP, nearly the same in every state at the start.
 
-    The standard deviation of a `Gaussian` is learned, the same in all states unless `state_dependent_std`;
-    these two settings mean nothing to other distributions.
+    The standard deviation of a `Gaussian` is learned, and the same in all states unless
+    `state_dependent_std`. Other distributions ignore `init_log_std` and `state_dependent_std`.
 
     Shapes: state (..., D) -> distribution over (..., A).
 
@@ -460,10 +459,10 @@ class PolicyHead(nn.Module):
         state_dim: given by the agent.
         action_dim: given by the agent.
         distribution: given by the agent.
-        n_layers: hidden layers; with 0 the head is linear.
+        n_layers: number of hidden layers; with 0 the head is linear.
         d_hidden: width of the hidden layers.
         activation: name of the non-linearity.
-        out_gain: gain of the output layer's initial weights.
+        out_gain: gain of the output layer's first weights.
         init_log_std: logarithm of a Gaussian's standard deviation at the start.
         state_dependent_std: compute a Gaussian's standard deviation from the state.
     Raises: ValueError for an impossible size.
@@ -510,10 +509,10 @@ class ValueHead(nn.Module):
 
     Args:
         state_dim: given by the agent.
-        n_layers: hidden layers; with 0 the head is linear.
+        n_layers: number of hidden layers; with 0 the head is linear.
         d_hidden: width of the hidden layers.
         activation: name of the non-linearity.
-        out_gain: gain of the output layer's initial weights.
+        out_gain: gain of the output layer's first weights.
     Raises: ValueError for an impossible size.
     """
 

@@ -1,4 +1,4 @@
-"""A trunk whose layers mix in different ways."""
+"""A trunk with a different mixer in each layer."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ MIXERS: dict[str, type[Mixer]] = {
 
 @gin.configurable(denylist=["tstep_dim", "max_seq_len"])
 class HybridTrajEncoder(TrunkTrajEncoder):
-    """A residual trunk with a mixer of its own in each layer, e.g. three of linear cost to one of attention.
+    """A residual trunk with a mixer of choice in each layer, e.g. three of linear cost and one of attention.
 
-    Attention has normalised queries and keys and reaches `max_seq_len` timesteps back. By default one of its
-    eight heads looks for contents and one counts them, and the others have rotary positions.
+    Attention has normalised queries and keys and reaches `max_seq_len` timesteps back. By default, six of its
+    eight heads have rotary positions, one attends by content and one counts.
 
     Args:
         tstep_dim: given by the agent.
         max_seq_len: given by the agent.
-        mixers: one per layer: "attention", a name of `MIXERS` or a class of one's own.
-        mixer_settings: settings of mixers by their name, e.g. {"mamba": {"d_state": 8}}; for attention those
-            of `TransformerLayer`, e.g. {"attention": {"heads": "rotary"}} (kinds: `head_kinds`).
+        mixers: one per layer: "attention", a name from `MIXERS`, or your own class.
+        mixer_settings: settings of mixers by name, e.g. {"mamba": {"d_state": 8}}; for attention, those of
+            `TransformerLayer`, e.g. {"attention": {"heads": "rotary"}} (kinds: `head_kinds`).
         d_model: width.
-        n_heads: heads of attention, a divisor of d_model.
-        d_ff: width of the feed-forward part of each block, 0 for none; None takes 4 * d_model.
-        dropout_ff: after mixer and feed-forward.
-        dropout_emb: on the input.
+        n_heads: number of attention heads, a divisor of d_model.
+        d_ff: width of the feed-forward part of each block, 0 for none; None means 4 * d_model.
+        dropout_ff: dropout after mixer and feed-forward part.
+        dropout_emb: dropout on the input.
         activation: name of the non-linearity of the feed-forward part.
         norm: normalisation before each part and of the result, "layer", "rmsnorm" or None.
         glu: the feed-forward part is gated: activation(A x) * B x.
-        normformer_norms: normalise behind the mixer and inside the feed-forward part, too.
+        normformer_norms: normalise after the mixer and inside the feed-forward part, too.
         gating: "gru" replaces residual sums by gates that begin close to the identity; None for sums.
-        sigma_reparam: linear layers of attention and feed-forward part keep a learned spectral norm.
+        sigma_reparam: linear layers of attention and the feed-forward part have a learned spectral norm.
     Raises: ValueError for a size below 1 or an unknown name; TypeError for an unknown setting.
     """
 
@@ -89,7 +89,7 @@ class HybridTrajEncoder(TrunkTrajEncoder):
         for name in [*(name for name in mixers if isinstance(name, str)), *given]:
             if name not in MIXERS and name != "attention":
                 raise ValueError(
-                    f"HybridTrajEncoder has no mixer {name!r}, it has {['attention', *sorted(MIXERS)]}. "
+                    f"HybridTrajEncoder has no mixer {name!r}; it has {['attention', *sorted(MIXERS)]}. "
                     "Fix: name one of these in HybridTrajEncoder.mixers and mixer_settings."
                 )
         settings = BlockSettings(

@@ -1,4 +1,4 @@
-"""Pictures and small maps as vectors: convolutional networks, and what prepares their input on the device."""
+"""Embeddings of pictures and small maps: convolutional networks, and the preparation of their input."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .mlp import activation_fn
 
 logger = logging.getLogger("loxodon")
 _PICTURE_AXES = 3
-_MAX_IDS = 1024  # per channel of a map; more are rather measurements than kinds of things
+_MAX_IDS = 1024  # per channel of a map; larger ranges are measurements rather than ids
 _SMALLEST_NATURE = 36  # pixels
-_WIDEST = 1e6  # bounds farther apart, such as those of float32, say nothing of the values
+_WIDEST = 1e6  # wider bounds, such as those of float32, contain no information about the values
 
 CNNType = Callable[..., nn.Module]
-"""Called with the number of channels and the name of an activation: (N, C, H, W) float -> (N, C', H', W')."""
+"""Builds (N, C, H, W) float -> (N, C', H', W') from the number of channels and the name of an activation."""
 
 
 # ---- convolutions ----
@@ -78,9 +78,9 @@ class IMPALAishCNN(nn.Module):
     """Blocks of a convolution, a pool that halves the picture, and two residual pairs; for any size.
 
     Args:
-        channels: of the picture.
-        activation: between convolutions.
-        cnn_block_depths: channels of each block.
+        channels: number of channels of the picture.
+        activation: name of the activation between convolutions.
+        cnn_block_depths: number of channels of each block.
     Source: Espeholt et al. 2018, arXiv:1802.01561, figure 3.
     """
 
@@ -115,10 +115,10 @@ def random_shift(pictures: Tensor, share: float, pixels: int = 4) -> Tensor:
     """Move whole sequences of pictures by up to `pixels` in each direction; edges are repeated.
 
     Args:
-        pictures: (B, L, C, H, W), any dtype. All L pictures of a sequence move alike, since a memory would
-            take a shift that changes with time for movement.
-        share: of the sequences that are moved.
-        pixels: the farthest move.
+        pictures: (B, L, C, H, W), any dtype. All L pictures of a sequence have the same shift, since a memory
+            would mistake a changing shift for movement.
+        share: share of the sequences that are moved.
+        pixels: largest shift.
     Returns: the same shape and dtype.
     Source: Kostrikov et al. 2020, arXiv:2004.13649, section 3 (there one shift per picture).
     """
@@ -135,19 +135,19 @@ def random_shift(pictures: Tensor, share: float, pixels: int = 4) -> Tensor:
 
 
 def sides_of(space: spaces.Box) -> tuple[int, int]:
-    """The two longest axes of a picture or map, shorter one first."""
+    """Lengths of the two longest axes of a picture or map, shorter one first."""
     first, second = sorted(map(int, space.shape))[-2:]
     return first, second
 
 
 def _has_channels_first(key: str, space: spaces.Box, channels_first: bool | None, setting: str) -> bool:
-    """Whether the channels of a picture with three axes come first; the shorter of both ends has them."""
+    """True if the channels of a picture with three axes come first; by default, the shorter end has them."""
     shape = tuple(map(int, space.shape))
     if channels_first is None:
         if shape[0] == shape[2]:
             raise ValueError(
-                f"Observation {key!r} has shape {shape}, of which the channels may be the first or the last "
-                f"axis. Fix: bind {setting}.channels_first to True or False."
+                f"Observation {key!r} has shape {shape}, so its channels may be the first or the last axis. "
+                f"Fix: bind {setting}.channels_first to True or False."
             )
         channels_first = shape[0] < shape[2]
     channels, height, width = shape if channels_first else (shape[2], *shape[:2])
@@ -158,24 +158,24 @@ def _has_channels_first(key: str, space: spaces.Box, channels_first: bool | None
     return channels_first
 
 
-@functools.cache  # however many networks are built alike
+@functools.cache  # several networks may be built alike
 def say_once(message: str, level: int = logging.INFO) -> None:
-    """Log it if it is new in this process."""
+    """Log a message once per process."""
     logger.log(level, "%s", message)
 
 
 class _Picture(nn.Module):
-    """What pictures and maps share: the order of their axes, convolutions and a linear layer.
+    """Base class of embeddings of pictures and maps: order of axes, convolutions and a linear layer.
 
     Args:
         key: name of the observation, for errors.
         space: (H, W), or with channels first or last.
-        owner: the configurable that has the settings below, for errors.
-        cnn_type: the convolutions.
+        owner: the configurable with the settings below, for errors.
+        cnn_type: builds the convolutions.
         features: width of the result.
-        activation: of the convolutions.
-        channels_first: order of the axes; None finds it from the space.
-        depth: channels that the convolutions get for each channel of the observation.
+        activation: name of the activation of the convolutions.
+        channels_first: order of the axes; None infers it from the space.
+        depth: number of input channels of the convolutions per channel of the observation.
     """
 
     def __init__(
@@ -216,23 +216,23 @@ class _Picture(nn.Module):
         self.out = nn.Linear(width, features)
 
     def _planes(self, x: Tensor) -> Tensor:
-        """(B, L, *shape) -> a view (B, L, C, H, W)."""
+        """View x (B, L, *shape) as (B, L, C, H, W)."""
         if not self.has_channels:
             return x.unsqueeze(2)
         return x if self.channels_first else x.movedim(-1, -3)
 
     def _embedded(self, x: Tensor, batch: int) -> Tensor:
-        """(B * L, C, H, W) float -> (B, L, features)."""
+        """Embed x (B * L, C, H, W) float as (B, L, features)."""
         y: Tensor = self.out(self.cnn(x).flatten(1))
         return y.view(batch, -1, y.shape[-1])
 
 
 class ImageEmb(_Picture):
-    """Pictures (B, L, *shape) -> (B, L, features); their bounds, if any, become -1 and 1 on the device.
+    """Embed pictures (B, L, *shape) as (B, L, features); finite bounds are scaled to -1 and 1 on the device.
 
     Args:
         key, space, settings: see `_Picture`.
-        shifted_share: of the sequences that are moved at random in training, see `random_shift`.
+        shifted_share: share of the sequences that are shifted at random in training, see `random_shift`.
     """
 
     def __init__(self, key: str, space: spaces.Box, *, shifted_share: float = 0.0, **settings: Any) -> None:
@@ -247,25 +247,25 @@ class ImageEmb(_Picture):
         x = self._planes(x)
         if self.training and self.shifted_share:
             x = random_shift(x, self.shifted_share)
-        pictures = x.flatten(0, 1).to(torch.float32, copy=True)  # own memory, so that it can be changed
+        pictures = x.flatten(0, 1).to(torch.float32, copy=True)  # a copy, to be changed in place
         return self._embedded(pictures.mul_(self.scale).add_(self.offset), len(x))
 
 
 class MapEmb(_Picture):
-    """Maps (B, L, *shape) of ids -> (B, L, features); every channel's ids have embeddings of their own.
+    """Embed maps (B, L, *shape) of ids as (B, L, features); each channel has its own embeddings.
 
     Args:
         key, space, settings: see `_Picture`.
         d_embedding: width of an embedded id.
-    Raises: ValueError for what is no integer Box, or has more than 1,024 ids in a channel.
+    Raises: ValueError unless the space is an integer Box with at most 1,024 ids per channel.
     """
 
     def __init__(self, key: str, space: spaces.Box, *, d_embedding: int, **settings: Any) -> None:
         super().__init__(key, space, depth=d_embedding, **settings)
         if not holds_ids(space):
             raise ValueError(
-                f"Observation {key!r} has the space {space}, but a map has whole numbers of which at most "
-                f"{_MAX_IDS:,} differ. Fix: use CNNTstepEncoder or DictTstepEncoder, or narrow its bounds."
+                f"Observation {key!r} has the space {space}, but a map has at most {_MAX_IDS:,} different "
+                "whole numbers. Fix: use CNNTstepEncoder or DictTstepEncoder, or narrow its bounds."
             )
         self.low = int(space.low.min())
         self.num_ids = int(space.high.max()) - self.low + 1
@@ -273,13 +273,13 @@ class MapEmb(_Picture):
 
     def forward(self, x: Tensor) -> Tensor:
         cells = self._planes(x).flatten(0, 1).movedim(1, -1).long() - self.low  # (B * L, H, W, C)
-        # What breaks the bounds was warned of; as an index it would end the run without a word on a GPU.
+        # Values out of bounds cause a warning elsewhere; as indices on a GPU they would abort the run.
         ids = cells.clamp(0, self.num_ids - 1) + self.num_ids * torch.arange(self.channels, device=x.device)
         return self._embedded(self.embedding(ids).flatten(-2).movedim(-1, 1), len(x))
 
 
 def holds_ids(space: spaces.Box) -> bool:
-    """Whether the values of a Box can be kinds of things: few whole numbers."""
+    """True if the values of a Box can be ids: whole numbers in a small range."""
     return space.dtype.kind in "iu" and int(space.high.max()) - int(space.low.min()) < _MAX_IDS
 
 

@@ -1,10 +1,9 @@
-"""First weights: the gains, shares and deviations with which networks of this package begin.
+"""First weights: the gains, shares and standard deviations of the networks in this package.
 
 Each is the default of the argument in the last column, which gin can set: `FFTstepEncoder.rl2_gain = 1.0`.
-A gain multiplies the first weights that torch gives, so 1 is torch's choice. The reason for a value is
-written below it.
+A gain multiplies torch's first weights, so 1 keeps them. The reason for a value is written below it.
 
-| name | value | what it scales | source | argument |
+| name | value | scales | source | argument |
 |---|---|---|---|---|
 | `FAN_IN_GAIN` | sqrt(3) | critics, `ActionReader` | LeCun et al. 1998 | `hidden_gain` and `out_gain` |
 | `READER_GAIN` | 0 | last layer of `ActionReader` | Ours. | `ActionReader.out_gain` |
@@ -12,7 +11,7 @@ written below it.
 | `GATE_GAIN` | 8 | inputs of gates | Ours. | `gate_gain` of GRU, LSTM, GLA, Mamba, Mamba-2 |
 | `EXP_GATE_GAIN` | 4 | inputs of exponential gates | Ours. | `MLSTMTrajEncoder.gate_gain` |
 | `MIN_RNN_GATE_GAIN` | 16 | inputs of gates | Ours. | `gate_gain` of minGRU, minLSTM |
-| `MIN_RNN_OUT_GAIN` | 3 | what is read from the state | Ours. | `out_gain` of minGRU, minLSTM |
+| `MIN_RNN_OUT_GAIN` | 3 | reads from the state | Ours. | `out_gain` of minGRU, minLSTM |
 | `SELECT_GAIN` | 4 | step sizes, writes and reads | Ours. | `MambaTrajEncoder.select_gain` |
 | `STEP_BIAS` | 0 | bias of step sizes, not a gain | Ours. | `step_bias` of Mamba, Mamba-2 |
 | `LASTING_SHARE` | 0.5 | features with long memories | Ours. | `lasting_share` of GRU, LSTM |
@@ -35,22 +34,22 @@ large as inputs. With a gain of 1, the sequence model receives little gradient f
 """
 
 READER_GAIN = 0.0
-"""Heads begin with what they compute from the state alone; an `ActionMemory` is added by learning."""
+"""Heads begin with the state alone; an `ActionMemory` gains influence by learning."""
 
 RL2_GAIN = 0.1
 """Observations come first; the previous reward and action gain influence by learning."""
 
 GATE_GAIN = 8.0
-"""By chance, some gates then let in a rare timestep and keep it. With a gain of 1, all gates are open to
-about the same degree at every timestep: a cue is one of a hundred equal parts of the memory, too little to
-learn from.
+"""By chance, some gates then admit a rare timestep and keep it. With a gain of 1, all gates are open to about
+the same degree at every timestep: a cue is one of a hundred equal parts of the memory, too little to learn
+from.
 """
 
 EXP_GATE_GAIN = GATE_GAIN / 2
 """Exponential gates are sharper than sigmoids."""
 
 MIN_RNN_GATE_GAIN = 2 * GATE_GAIN
-"""Gates that see the input alone must be sharper: otherwise the trunk drowns a cue before it is used."""
+"""Gates that see only the input must be sharper: otherwise a cue fades in the trunk before it is used."""
 
 MIN_RNN_OUT_GAIN = 3.0
 """The output of the state is scaled up for the same reason."""
@@ -60,7 +59,7 @@ SELECT_GAIN = 4.0
 
 STEP_BIAS = 0.0
 """Step sizes begin at softplus(0) = 0.7. With those of the reference (0.001 to 0.1), lasting memories are
-written with so little weight that a cue from 100 timesteps earlier was not learned.
+written with so little weight that a cue from 100 timesteps earlier is not learned.
 """
 
 LASTING_SHARE = 0.5
@@ -75,7 +74,7 @@ FIXED_CONTENT_GAIN = 0.3
 """Heads of the kind "fixed" begin with queries and keys that depend on places more than on contents."""
 
 ORTHOGONAL_GAIN = math.sqrt(2.0)
-"""ReLUs halve the second moment of what passes through them."""
+"""ReLUs halve the second moment of their inputs."""
 
 EMBEDDING_STD = 0.02
-"""Learned positions, attention sinks and weights whose spectral norm is a parameter begin small."""
+"""Learned positions, attention sinks and weights with a learned spectral norm begin small."""

@@ -1,7 +1,7 @@
 """The recurrences of `recurrence.py` on a GPU, by the kernels of flash-linear-attention if it is installed.
 
-The same results, but for float32 products that a GPU rounds to fewer digits (TF32). Where several
-episodes share a row, all of them are laid behind each other, as sequences of their own.
+The results are the same, except that a GPU rounds float32 products to fewer digits (TF32). If several
+episodes share a row, all rows are concatenated, and each episode becomes a sequence.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 PACKAGE = "fla"
-_WIDEST_KEY = 256  # that all kernels take
-_LEAST_DECAY = 1e-30  # whose logarithm is still a number
+_WIDEST_KEY = 256  # largest width that all kernels support
+_LEAST_DECAY = 1e-30  # keeps logarithms finite
 
 
 def serve(x: Tensor, key_width: int = 1) -> bool:
-    """Whether the kernels can compute a recurrence over `x`."""
+    """True if the kernels can compute a recurrence over `x`."""
     fits = x.dtype == torch.float32 and key_width <= _WIDEST_KEY
     return fits and runs_kernels(x.device) and _is_installed()
 
 
 def runs_kernels(device: torch.device) -> bool:
-    """Whether Triton compiles for `device`."""
+    """True if Triton compiles for `device`."""
     return device.type == "cuda"
 
 
@@ -38,16 +38,17 @@ def _is_installed() -> bool:
 
 
 def _kernel(module: str, name: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Imported late, as Triton takes seconds."""
+    """Import a kernel; this is done late, because Triton takes seconds."""
     kernel: Callable[..., tuple[Tensor, Tensor]] = getattr(import_module(f"{PACKAGE}.ops.{module}"), name)
     return kernel
 
 
 class _Episodes(NamedTuple):
-    """Where episodes begin when all rows of a batch (B, L) lie behind each other.
+    """Borders of the S episodes of a batch (B, L) with concatenated rows.
 
-    borders: (S + 1,) int64, their first timesteps, and B L. first, last: (B,) int64, each row's episodes.
-    continues: (B,) bool, True where a row goes on with the episode before it.
+    borders: (S + 1,) int64, the first timestep of each episode, and B L.
+    first, last: (B,) int64, indices of the first and last episode of each row.
+    continues: (B,) bool, True where a row continues the episode before it.
     """
 
     borders: Tensor
@@ -71,7 +72,7 @@ def _run(
     resets: Tensor | None,
     **settings: Any,
 ) -> tuple[Tensor, Tensor]:
-    """What a kernel computes over parts (B, L, ...) from a state (B, ...): (B, L, ...) and the last state."""
+    """Run a kernel over parts (B, L, ...) from a state (B, ...); return (B, L, ...) and the last state."""
     settings["output_final_state"] = True
     if resets is None:
         return kernel(**parts, initial_state=initial, **settings)
@@ -85,7 +86,7 @@ def _run(
 
 
 def linear_recurrence(decay: Tensor, inputs: Tensor, initial: Tensor, resets: Tensor | None) -> Tensor:
-    """See `recurrence.linear_recurrence`; decay (B, L, ...) has the shape of inputs."""
+    """Compute `recurrence.linear_recurrence`; decay (B, L, ...) has the shape of inputs."""
     log_decay = decay.clamp(min=_LEAST_DECAY).log()
     parts = {"x": inputs.flatten(2), "g": log_decay.flatten(2)}
     kernel = _kernel("hgrn", "fused_recurrent_hgrn")
@@ -96,7 +97,7 @@ def linear_recurrence(decay: Tensor, inputs: Tensor, initial: Tensor, resets: Te
 def matrix_recurrence(
     parts: dict[str, Tensor], initial: Tensor, resets: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """See `recurrence.matrix_recurrence`; parts: queries "q", keys "k", values "v", log decay "g"."""
+    """Compute `recurrence.matrix_recurrence`; parts: queries "q", keys "k", values "v", log decay "g"."""
     q, k, v, log_decay = (parts[name] for name in ("q", "k", "v", "g"))
     parts = {"q": q.expand(*v.shape[:3], -1), "k": k.expand(*v.shape[:3], -1), "v": v}
     if log_decay.shape[-1] > 1:
@@ -108,7 +109,7 @@ def matrix_recurrence(
 def delta_recurrence(
     parts: dict[str, Tensor], initial: Tensor, resets: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """See `recurrence.delta_recurrence`; parts as above, and the rate "beta"."""
+    """Compute `recurrence.delta_recurrence`; parts: those of `matrix_recurrence`, and the rate "beta"."""
     scalars = {name: parts[name].squeeze(-1) for name in ("beta", "g")}
     kernel = _kernel("gated_delta_rule", "chunk_gated_delta_rule")
     return _run(kernel, {**parts, **scalars}, initial, resets, scale=1.0)

@@ -1,4 +1,4 @@
-"""Keys and values of recent timesteps, which attention keeps from call to call."""
+"""A cache of the keys and values of recent timesteps for attention."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from .attention import RingSight, SequenceSight, Sight
 from .timeline import Timeline
 from .trunk import State
 
-_BLOCK = 32  # slots; on the CPU, whole blocks are read
+_BLOCK = 32  # slots; on the CPU, reads are multiples of this
 
 
 class KeyValueRing:
-    """What attention with a window of W timesteps keeps of each env, in fixed shapes.
+    """A ring of keys and values per env for attention with a window of W timesteps, in fixed shapes.
 
-    Timestep t of an episode is written to slot t % W, so the age of a row says what is in it, and rows of
-    different ages need nothing in common. Timesteps are the last axis of keys, which makes the product of one
-    query and all keys twice as fast.
+    Timestep t of an episode is written to slot t % W, so the age of a row determines its contents, and rows
+    can have different ages. Timesteps are the last axis of keys, which makes the product of one query and all
+    keys twice as fast.
 
     The state has three parts: "keys" (N, H, E, W) float, "values" (N, H, W, E) float, and "age" (N,) int64,
-    the timesteps of the running episode until then. What was written before that episode is not read.
+    the number of timesteps of the running episode so far. Slots from earlier episodes are not read.
     """
 
     def __init__(self, num_heads: int, width: int, window: int) -> None:
@@ -40,15 +40,16 @@ class KeyValueRing:
     def extend(
         self, k: Tensor, v: Tensor, timeline: Timeline, state: State | None
     ) -> tuple[Tensor, Tensor, Sight, State | None]:
-        """Add L timesteps to those that are kept.
+        """Add L timesteps to the ring.
 
         Args:
             k: (N, H, L, E) float, keys.
             v: (N, H, L, E) float, values.
-            timeline: the call.
-            state: what is kept; None for nothing. One timestep without gradient is written into it.
-        Returns: keys and values to read (N, H, S, E), what queries see of them, and the state after, None if
-            nobody needs it.
+            timeline: the current call of the trunk.
+            state: the ring before; None without history. A single timestep without gradient is written into
+                it in place.
+        Returns: keys and values to read (N, H, S, E), their visibility, and the state after, which may be
+            None if nobody needs it.
         """
         if state is None:
             sight = timeline.once(
@@ -65,7 +66,8 @@ class KeyValueRing:
         def look() -> tuple[RingSight, int, Tensor]:
             age, num_used = state["age"], self.window
             if age.device.type == "cpu" and not torch.compiler.is_compiling():
-                # There is less to read in young episodes. Products of fewer keys take three times as long.
+                # Young episodes have fewer keys to read. Products over less than a block take three times as
+                # long.
                 num_used = min(ceil((int(age.max()) + 1) / _BLOCK) * _BLOCK, self.window)
             return RingSight(age, self.window, num_used), num_used, age + 1
 
@@ -82,7 +84,7 @@ class KeyValueRing:
     ) -> tuple[Tensor, Tensor, Sight, State | None]:
         def look() -> tuple[Tensor, SequenceSight, Tensor, Tensor]:
             age, length = state["age"], k.shape[2]
-            num_kept = min(int(age.max()), self.window - 1)  # the newest, which some row may still see
+            num_kept = min(int(age.max()), self.window - 1)  # the newest timesteps that a row may still see
             t = torch.arange(length, device=k.device)
             age_after = age + length
             if timeline.resets is not None:
@@ -104,5 +106,5 @@ class KeyValueRing:
 
 
 def _at(x: Tensor, slots: Tensor) -> Tensor:
-    """X (N, H, S, E) at slots (N, S') -> (N, H, S', E)."""
+    """Select slots (N, S') of x (N, H, S, E); returns (N, H, S', E)."""
     return x.gather(2, slots[:, None, :, None].expand(*x.shape[:2], -1, x.shape[3]))

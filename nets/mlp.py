@@ -18,7 +18,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "mish": F.mish,
     "tanh": F.tanh,
 }
-# Those whose gradient follows from their result.
+# In-place versions of the activations with a gradient that can be computed from the result.
 _OVERWRITING: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu_,
     "leaky_relu": F.leaky_relu_,
@@ -34,7 +34,7 @@ def require_positive(owner: str, **sizes: int) -> None:
 def require_at_least(minimum: int, owner: str, **numbers: float) -> None:
     """Check sizes and gains of the configurable `owner`. Raises: ValueError for one below `minimum`."""
     for name, number in numbers.items():
-        if not number >= minimum:  # NaN is not, either
+        if not number >= minimum:  # also rejects NaN
             raise ValueError(
                 f"{owner}.{name} is {number}, but must be at least {minimum}. "
                 f"Fix: bind {owner}.{name} to {minimum} or more."
@@ -44,7 +44,7 @@ def require_at_least(minimum: int, owner: str, **numbers: float) -> None:
 def activation_fn(name: str, overwrites: bool = False) -> Callable[[Tensor], Tensor]:
     """The activation called `name`.
 
-    overwrites: what it is called on is needed by nobody else, so it may put its result there.
+    overwrites: it may write its result into its input, because nothing else needs the input.
     Raises: ValueError for an unknown name.
     """
     if name not in ACTIVATIONS:
@@ -55,16 +55,16 @@ def activation_fn(name: str, overwrites: bool = False) -> Callable[[Tensor], Ten
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """X (..., D) -> (n, D), for a linear layer whose result an activation overwrites.
+    """Flatten x (..., D) to (n, D), for a linear layer before an activation that overwrites its input.
 
-    Of more axes than two the layer's result is a view, and writing into a view makes autograd copy the whole
-    gradient three times.
+    With more than two axes the layer's result is a view, and writing into a view makes autograd copy the
+    whole gradient three times.
     """
     return x.reshape(-1, x.shape[-1])
 
 
 class RMSNorm(nn.RMSNorm):
-    """Root-mean-square normalisation of the last axis, in float32 under autocast too (as LayerNorm is)."""
+    """Root-mean-square normalisation of the last axis, in float32 under autocast too (like LayerNorm)."""
 
     EPS = 1e-5
 
@@ -76,7 +76,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 def norm_layer(name: str | None, width: int) -> nn.Module:
-    """A normalisation over the last axis: "layer", "rmsnorm" or None for identity.
+    """Build a normalisation over the last axis: "layer", "rmsnorm" or None for the identity.
 
     Raises: ValueError for an unknown name.
     """
@@ -113,7 +113,7 @@ def initialize(module: nn.Module, init: str) -> None:
 
 
 class MLP(nn.Module):
-    """`n_layers` hidden layers (linear, norm, activation; may be none) and a linear output.
+    """An MLP of `n_layers` hidden layers (linear, norm, activation; may be 0) and a linear output.
 
     Shapes: (..., d_in) -> (..., d_output).
     """

@@ -1,10 +1,10 @@
-"""Running statistics of network inputs and of value targets, and what all of them share.
+"""Running statistics of network inputs and of value targets, and their base class.
 
-All modules only *gather* while batches pass through them and move their statistics in `commit()`, once per
-optimizer step or rollout. So every micro-batch of an accumulated update is normalised alike, and k
-micro-batches give the gradients of one batch k times as large. Between the two, `sum_over_processes` adds up
-what processes that train together have gathered, so that all of them keep the same statistics: those of one
-process that saw all the data.
+All modules only *gather* while batches pass through them; `commit()` updates their statistics once per
+optimizer step or rollout. So every micro-batch of an accumulated update is normalised in the same way, and k
+micro-batches give the gradients of one batch k times as large. Between the two, `sum_over_processes` sums the
+gathered data of all processes that train together, so that all of them have the same statistics, as if one
+process had seen all the data.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from torch import Tensor, distributed, nn
 
 
 class RunningStatistics(nn.Module, ABC):
-    """Something that is gathered from batches and moves once per update."""
+    """Base class of statistics that are gathered from batches and change once per update."""
 
     @abstractmethod
     def pending_sums(self) -> Tensor:
-        """What was gathered since the last commit, (S,) float64; those of several processes add up."""
+        """Sums gathered since the last commit, (S,) float64; they can be added over processes."""
 
     @abstractmethod
     def set_pending_sums(self, sums: Tensor) -> None:
-        """Replace what was gathered by what `sums` (S,) float64 stand for."""
+        """Replace the gathered data by `sums`, (S,) float64."""
 
     @abstractmethod
     def commit(self) -> None:
-        """Merge what was gathered since the last commit into the statistics in use."""
+        """Merge the data gathered since the last commit into the statistics."""
 
 
 @torch.no_grad()
 def summed_over_processes(sums: Tensor) -> Tensor:
-    """The sum of `sums`, of any shape, over all processes that train together; all have to call this."""
+    """Add up `sums`, of any shape, over all processes that train together; all have to call this."""
     if not _several_processes():
         return sums
-    # NCCL sends nothing that lies in main memory.
+    # NCCL cannot send tensors in main memory.
     total = sums.to("cuda") if distributed.get_backend() == "nccl" else sums.clone()
     distributed.all_reduce(total)
     return total.to(sums.device)
@@ -49,9 +49,10 @@ def summed_over_processes(sums: Tensor) -> Tensor:
 
 @torch.no_grad()
 def sum_over_processes(modules: Sequence[RunningStatistics]) -> None:
-    """Give all processes that train together the sum of what they have gathered, in a single message.
+    """Replace the gathered data of each process by the sum over all processes, in a single message.
 
-    All of them have to call this at the same update. Without torch.distributed nothing happens.
+    All processes that train together have to call this at the same update. Without torch.distributed it does
+    nothing.
     """
     if not _several_processes() or not modules:
         return
@@ -75,11 +76,11 @@ class RunningNorm(RunningStatistics):
     Shapes: x (..., D) float -> (..., D) float32, clipped to [-clip, clip].
 
     Args:
-        width: D.
-        window: timesteps; the weight of the past is capped at them, after which the mean moves exponentially.
+        width: number of features D.
+        window: largest weight of the past, in timesteps; beyond it the mean is an exponential average.
         clip: largest normalised value.
-        min_std: smallest deviation that counts.
-        stop_after: timesteps after which the statistics stay as they are; None for never.
+        min_std: lower bound of the standard deviation.
+        stop_after: number of timesteps after which the statistics are frozen; None disables it.
     Raises: ValueError for numbers that are not positive, or a stop_after beyond the window.
     """
 
@@ -126,7 +127,7 @@ class RunningNorm(RunningStatistics):
         counts = rows.new_ones(len(rows), 1, dtype=torch.bool)
         if mask is not None:
             counts = rearrange(mask, "... 1 -> (...) 1")
-        # in shapes that do not depend on the mask
+        # Shapes must not depend on the mask.
         n = counts.sum().float()
         mean = rows.where(counts, 0.0).sum(0) / n.clamp(min=1.0)
         m2 = (rows - mean).where(counts, 0.0).square().sum(0)
@@ -137,7 +138,7 @@ class RunningNorm(RunningStatistics):
         self.pending_count.copy_(total)
 
     def pending_sums(self) -> Tensor:
-        # Float64, as the mean square minus the squared mean would lose the variance of features far from 0.
+        # In float32, the mean square minus the squared mean would lose the variance of features far from 0.
         n, mean = self.pending_count.double(), self.pending_mean.double()
         return torch.cat([n[None], n * mean, self.pending_m2.double() + n * mean.square()])
 
@@ -150,7 +151,7 @@ class RunningNorm(RunningStatistics):
 
     @torch.no_grad()
     def commit(self) -> None:
-        # no `if`, for which a GPU would be waited for
+        # An `if` would wait for the GPU.
         n, kept = self.pending_count, self.count.clamp(max=self.window)
         moves = n > 0 if self.stop_after is None else (n > 0) & (self.count < self.stop_after)
         total = (kept + n).clamp(min=1.0)
@@ -167,16 +168,16 @@ class RunningNorm(RunningStatistics):
 class ValueNorm(RunningNorm):
     """Unit scale for a value function of one output, by the running mean and deviation of its targets.
 
-    With `output`, the last layer of the value function, statistics move without changing any value: the layer
-    is rescaled to make up for it.
+    If `move` gets the last layer of the value function, it rescales that layer, so that statistics move
+    without changing any value.
 
     Shapes: values and normalised values (..., 1) -> (..., 1) float32.
     Source: van Hasselt et al. 2016, arXiv:1602.07714, with means over timesteps as in RunningNorm.
 
     Args:
         window: see RunningNorm.
-        enabled: otherwise all maps are the identity.
-        min_std: smallest deviation that counts.
+        enabled: if False, all maps are the identity.
+        min_std: lower bound of the standard deviation.
     """
 
     def __init__(self, *, window: float = 1e6, enabled: bool = True, min_std: float = 1e-4) -> None:
@@ -189,16 +190,16 @@ class ValueNorm(RunningNorm):
         return self.var.sqrt().clamp(min=self.min_std)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Values -> unit scale."""
+        """Convert values to unit scale."""
         return (x.float() - self.mean) / self.std if self.enabled else x.float()
 
     def value(self, normalized: Tensor) -> Tensor:
-        """Unit scale -> values."""
+        """Convert unit scale to values."""
         return normalized.float() * self.std + self.mean if self.enabled else normalized.float()
 
     @torch.no_grad()
     def move(self, output: nn.Linear | None = None) -> None:
-        """Let the statistics move, and with `output` keep all values, by what all processes gathered."""
+        """Update the statistics with the data of all processes; with `output`, all values are preserved."""
         if not self.enabled:
             return
         old_mean, old_std = self.mean.clone(), self.std.clone()
@@ -210,9 +211,9 @@ class ValueNorm(RunningNorm):
 
 
 def debiased_rate(beta: float, updates: Tensor) -> Tensor:
-    """Rate () float32 of a moving average's step number `updates` (from 1), which forgets where it began.
+    """Rate () float32 of step number `updates` (from 1) of a moving average without bias from its start.
 
-    beta / (1 - (1 - beta)^updates): 1 at the first step, and beta in the long run.
+    The rate is beta / (1 - (1 - beta)^updates): 1 at the first step, and beta in the long run.
     """
     steps = updates.clamp(min=1).float()
     return beta / -torch.expm1(steps * math.log(max(1.0 - beta, sys.float_info.min)))

@@ -1,4 +1,4 @@
-"""Positions of timesteps within their episode, as a Transformer receives them."""
+"""Positions of timesteps within their episode, for Transformers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .head_kinds import Heads
 from .init import EMBEDDING_STD
 
 BASE = 10_000.0
-"""Timesteps in which the slowest wave, or rotation, turns by about one radian (Vaswani et al. 2017)."""
+"""Number of timesteps per radian of the slowest wave or rotation, roughly (Vaswani et al. 2017)."""
 
 
 class LearnedPositions(nn.Module):
     """A learned vector per timestep index: time_idxs (B, L, 1) int64 -> (B, L, D) float.
 
-    Raises: ValueError when an episode outgrows the table.
+    Raises: ValueError if an episode is longer than the table.
     """
 
     def __init__(self, d_model: int, max_time_idx: int) -> None:
@@ -55,7 +55,7 @@ class SinusoidalPositions(nn.Module):
 
 
 class PositionFeatures(NamedTuple):
-    """Positions for the queries and keys of attention: see `HeadPositions`."""
+    """Positions for the queries and keys of attention; see `HeadPositions`."""
 
     cos: Tensor
     sin: Tensor
@@ -65,13 +65,13 @@ class PositionFeatures(NamedTuple):
 class HeadPositions(nn.Module):
     """Positions for queries and keys of each head, by its kind (see `head_kinds`).
 
-    Pairs of query and key features of rotary heads turn by an angle proportional to the timestep index, so
-    that their products depend on distances. Other heads are not turned. Layers add a learned mixture of waves
-    to the queries and keys of fixed heads. Nothing is added to what the layers read and write.
+    Pairs of query and key features of rotary heads rotate by an angle proportional to the timestep index, so
+    that their products depend on distances. Other heads are not rotated. Layers add a learned mixture of
+    waves to the queries and keys of fixed heads. Inputs and outputs of layers contain no positions.
 
-    The slowest wave turns once in about three times the `window` of attention. Slower ones would be nearly
-    the same at all timesteps, and all queries and keys alike at the start of training. Then there is nothing
-    to learn from where only places distinguish timesteps (a shuffled deck was not recalled in reverse).
+    The period of the slowest wave is about three times the `window` of attention. Slower waves would be
+    nearly constant, and all queries and keys equal at the start of training. Tasks in which only places
+    distinguish timesteps are then not learned (such as recalling a shuffled deck in reverse).
 
     Source: Su et al. 2021, arXiv:2104.09864, eq. 34, with the two halves of the features as pairs.
     """
@@ -90,12 +90,12 @@ class HeadPositions(nn.Module):
         self.waves = SinusoidalPositions(d_model, max(window / 2, 2.0)) if heads.num("has_waves") else None
 
     def forward(self, time_idxs: Tensor, dtype: torch.dtype) -> PositionFeatures:
-        """time_idxs (..., 1) -> cosines and sines (..., 1, 1 or H, E), waves (..., D) or None."""
+        """Cosines and sines (..., 1, 1 or H, E), and waves (..., D) or None, of time_idxs (..., 1)."""
         angles = time_idxs[..., None, None, :] * self.frequencies
         waves = None if self.waves is None else self.waves(time_idxs).to(dtype)
         return PositionFeatures(angles.cos().to(dtype), angles.sin().to(dtype), waves)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """X (..., 2, H, E) turned by angles of cosines and sines (..., 1, 1 or H, E), contiguous."""
+    """Rotate x (..., 2, H, E) by angles with cosines and sines (..., 1, 1 or H, E); contiguous."""
     return x.roll(x.shape[-1] // 2, dims=-1).mul_(sin).addcmul_(x, cos)

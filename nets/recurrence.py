@@ -1,7 +1,7 @@
-"""Linear recurrences over a sequence, computed in chunks: the mathematics that memories of linear cost share.
+"""Linear recurrences over a sequence, computed in chunks, for memories of linear cost.
 
-All begin from a state, and none carries anything across a timestep where `resets` is True. They compute in
-float32 (or in float64, if given it) under autocast too. Lengths need not be multiples of anything.
+All begin from a state, and none carries information across a timestep where `resets` is True. They compute in
+float32 (or in float64 for such inputs), under autocast too. Lengths are arbitrary.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MIN_LOG_DECAY = -2.5
-"""Least log decay per timestep where key features have their own: exp(2.5 * SHORT_CHUNK) is a float32."""
+"""Least log decay per timestep if each key feature has its own: exp(2.5 * SHORT_CHUNK) fits into float32."""
 CHUNK, SHORT_CHUNK = 64, 32
 SCAN_CHUNK = 15
-"""No power of two, or rows of different chunks would be in each other's way in the cache."""
+"""Not a power of two, so that rows of different chunks do not collide in the cache."""
 
 
 def in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
-    """Run without autocast, on arguments of float32 or wider."""
+    """Make a function run without autocast, on arguments of float32 or wider."""
 
     def widened(x: Any) -> Any:
         is_narrow = isinstance(x, Tensor) and x.dtype in (torch.float16, torch.bfloat16)
@@ -39,7 +39,7 @@ def in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         device = next(x.device.type for x in args if isinstance(x, Tensor))
-        with torch.autocast("cpu" if device == "meta" else device, enabled=False):  # it knows no "meta"
+        with torch.autocast("cpu" if device == "meta" else device, enabled=False):  # has no "meta"
             wide = {key: widened(x) for key, x in kwargs.items()}
             return cast("R", cast("Any", function)(*map(widened, args), **wide))
 
@@ -50,16 +50,16 @@ def in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _scan(decay: Tensor, inputs: Tensor, initial: Tensor, angle: Tensor | None = None) -> Tensor:
-    """See `linear_recurrence`; in chunks of chunks, so that each operation is over many timesteps at once.
+    """Compute `linear_recurrence` in chunks of chunks, so that each operation covers many timesteps.
 
-    With angles, see `rotating_recurrence`: from axes that turn along with it, a state is seen to fade only.
-    Axes begin anew in each chunk.
+    With angles, compute `rotating_recurrence` in axes that rotate with the states, in which states only fade.
+    The axes restart in each chunk.
     """
     length = inputs.shape[1]
     size = min(length, SCAN_CHUNK)
 
     def chunks(x: Tensor) -> Tensor:
-        """A copy (B, C, size, ...)."""
+        """Copy x (B, L, ...) to (B, C, size, ...)."""
         missing = -length % size
         padding = [0, 0] * (x.ndim - 2) + [0, missing]
         x = F.pad(x, padding) if missing else x.clone(memory_format=torch.contiguous_format)
@@ -69,7 +69,7 @@ def _scan(decay: Tensor, inputs: Tensor, initial: Tensor, angle: Tensor | None =
     if angle is not None:
         cos, sin = _axes(angle, torch.arange(1, size + 1, device=inputs.device)[:, None], inputs.dtype)
         states = complex_product(states, cos, -sin)
-    for t in range(1, size):  # every chunk as if it began with nothing, and what it keeps of its beginning
+    for t in range(1, size):  # states of each chunk from a zero state, and decays since its beginning
         states[:, :, t].addcmul_(kept[:, :, t], states[:, :, t - 1])
         kept[:, :, t].mul_(kept[:, :, t - 1])
     starts = initial[:, None]
@@ -83,25 +83,25 @@ def _scan(decay: Tensor, inputs: Tensor, initial: Tensor, angle: Tensor | None =
 
 
 def _axes(angle: Tensor, turns: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of many turns, of which float32 would lose the last digits."""
+    """Cosines and sines of angles after many turns, computed in float64 to keep their digits."""
     angles = turns * angle.double()
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def _scan_back(decay: Tensor, grad: Tensor, angle: Tensor | None = None) -> Tensor:
-    """The gradient of `inputs` of a scan from that of its result."""
+    """The gradient of the `inputs` of a scan, from the gradient of its result."""
     following = torch.cat([torch.zeros_like(decay[:, :1]), decay[:, 1:].flip(1)], dim=1)
     back = None if angle is None else -angle
     return _scan(following, grad.flip(1), torch.zeros_like(grad[:, 0]), back).flip(1)
 
 
 def _before(initial: Tensor, states: Tensor) -> Tensor:
-    """What each timestep of a scan began with."""
+    """The state before each timestep of a scan."""
     return torch.cat([initial[:, None], states[:, :-1]], dim=1)
 
 
 class _LinearRecurrence(torch.autograd.Function):
-    """The gradient of the recurrence is the same recurrence, run backwards."""
+    """A recurrence with its gradient, which is the same recurrence in reverse."""
 
     @staticmethod
     def forward(ctx: Any, decay: Tensor, inputs: Tensor, initial: Tensor) -> Tensor:
@@ -119,9 +119,9 @@ class _LinearRecurrence(torch.autograd.Function):
 
 @in_full_precision
 def linear_recurrence(decay: Tensor, inputs: Tensor, initial: Tensor, resets: Tensor | None = None) -> Tensor:
-    """All h_t = decay_t * h_{t-1} + inputs_t, where h_{-1} is `initial`.
+    """Compute all h_t = decay_t * h_{t-1} + inputs_t, where h_{-1} is `initial`.
 
-    Only products of decays and sums are formed, so that nothing overflows that the loop would not.
+    Only products of decays and sums are formed, so nothing overflows that would not overflow in a loop.
 
     Args:
         decay: (B, L, ...) float in [0, 1], broadcast to the shape of `inputs`.
@@ -141,7 +141,7 @@ def linear_recurrence(decay: Tensor, inputs: Tensor, initial: Tensor, resets: Te
 
 
 class _RotatingRecurrence(torch.autograd.Function):
-    """The same for complex numbers."""
+    """The same as `_LinearRecurrence`, for complex numbers."""
 
     @staticmethod
     def forward(
@@ -167,7 +167,7 @@ class _RotatingRecurrence(torch.autograd.Function):
 def rotating_recurrence(
     decay: Tensor, angle: Tensor, inputs: Tensor, initial: Tensor, resets: Tensor | None = None
 ) -> Tensor:
-    """All h_t = decay * exp(i angle) * h_{t-1} + inputs_t, complex, in real arithmetic.
+    """Compute all h_t = decay * exp(i angle) * h_{t-1} + inputs_t, complex, in real arithmetic.
 
     Args:
         decay: (D,) float in [0, 1].
@@ -183,7 +183,7 @@ def rotating_recurrence(
 
 
 def complex_product(x: Tensor, real: Tensor, imaginary: Tensor) -> Tensor:
-    """X (..., 2, D) as complex numbers times those of two parts, each (..., D)."""
+    """Multiply x (..., 2, D), as complex numbers, by those with the given parts, each (..., D)."""
     u, v = x.unbind(-2)
     return torch.stack(
         [
@@ -206,10 +206,10 @@ def rotating_step(decay: Tensor, angle: Tensor, inputs: Tensor, state: Tensor) -
 class _Decays:
     """Decay inside chunks of c timesteps, restarting at resets; E is 1, or K if each key feature has its own.
 
-    within: (B, C, H, c, E), log decay since the chunk or the newest episode in it began.
+    within: (B, C, H, c, E), log decay since the beginning of the chunk or of the newest episode in it.
     visible: (B, C, 1, c, c) or (c, c) bool, True on earlier timesteps (the columns) of the same episode.
-    from_start: (B, C, H, c, E), factor of the state before the chunk in what a timestep reads.
-    to_end: (B, C, H, c, E), factor of what a timestep writes in the state after the chunk.
+    from_start: (B, C, H, c, E), factor of the state before the chunk in the read of a timestep.
+    to_end: (B, C, H, c, E), factor of the write of a timestep in the state after the chunk.
     whole: (B, C, H, E), factor of the state before the chunk in the state after it.
     """
 
@@ -221,7 +221,7 @@ class _Decays:
 
     @classmethod
     def of(cls, log_decay: Tensor, resets: Tensor | None, size: int) -> _Decays:
-        """From (B, L, H, E), and resets (B, L) bool."""
+        """Decays of log_decay (B, L, H, E), with resets (B, L) bool."""
         visible = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).tril()
         chunks = _chunked(log_decay, size)
         if resets is None:
@@ -232,7 +232,8 @@ class _Decays:
         begins = _chunked(resets[:, :, None, None], size)  # (B, C, 1, c, 1)
         episode = begins.long().cumsum(-2)
         visible = visible & (episode == episode.mT)
-        # Sums over an episode alone, as a product: differences of sums would round what came before into it.
+        # Sums within an episode are a matrix product, because differences of cumulative sums would include
+        # rounding errors of earlier episodes.
         chunks = rearrange(chunks.masked_fill(begins, 0.0), "b n h c e -> b n c (h e)")
         within = visible[:, :, 0].to(chunks.dtype) @ chunks
         within = rearrange(within, "b n c (h e) -> b n h c e", h=log_decay.shape[2])
@@ -247,7 +248,7 @@ class _Decays:
 
 
 def _chunked(x: Tensor, size: int) -> Tensor:
-    """(B, L, H, E) -> (B, C, H, size, E), with zeros (no write, no decay, no reset) behind the end."""
+    """Split x (B, L, H, E) into (B, C, H, size, E), padded by zeros (no write, no decay, no reset)."""
     missing = -x.shape[1] % size
     x = F.pad(x, (0, 0, 0, 0, 0, missing)) if missing else x
     return rearrange(x, "b (n c) h e -> b n h c e", c=size)
@@ -266,15 +267,15 @@ def matrix_recurrence(
     initial: Tensor,
     resets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """S_t = exp(log_decay_t) S_{t-1} + k_t v_t^T, read as y_t = S_t^T q_t, as matrix products.
+    """Compute S_t = exp(log_decay_t) S_{t-1} + k_t v_t^T, read as y_t = S_t^T q_t, as matrix products.
 
-    Inside a chunk this is attention with decaying weights; chunks pass on their states.
+    Inside a chunk this is attention with decaying weights; states connect the chunks.
 
     Args:
-        queries: (B, L, H, K) float; the head axis may be 1, if all share them.
+        queries: (B, L, H, K) float; the head axis may be 1 if all heads share them.
         keys: the same.
         values: (B, L, H, V) float.
-        log_decay: (B, L, H, 1) float, at most 0; or (B, L, H, K), one for each row of S, and then at least
+        log_decay: (B, L, H, 1) float, at most 0; or (B, L, H, K), one for each row of S, at least
             `MIN_LOG_DECAY`.
         initial: (B, H, K, V) float, the state before the first timestep.
         resets: (B, L) bool, True where S_{t-1} counts as zero.
@@ -294,7 +295,7 @@ def matrix_recurrence(
         scores = scores.masked_fill(~decays.visible, 0.0)
     else:
         scores = (q @ k.mT) * decays.weights()
-    shared = q.shape[2] < v.shape[2]  # then one product serves all heads, and decays belong to their values
+    shared = q.shape[2] < v.shape[2]  # a single product for all heads; decays multiply their values
     written = _for_all_heads(k.mT, v * decays.to_end) if shared else (k * decays.to_end).mT @ v
     ends = linear_recurrence(decays.whole[..., None], written, initial)
     starts = _before(initial.to(ends.dtype), ends)
@@ -306,7 +307,7 @@ def matrix_recurrence(
 
 
 def _for_all_heads(x: Tensor, y: Tensor) -> Tensor:
-    """X @ y of x (B, C, 1, I, J) and y (B, C, H, J, E)."""
+    """Matrix product of x (B, C, 1, I, J) and y (B, C, H, J, E)."""
     product = x[:, :, 0] @ rearrange(y, "b n h j e -> b n j (h e)")
     return rearrange(product, "b n i (h e) -> b n h i e", h=y.shape[2])
 
@@ -321,7 +322,7 @@ def matrix_step(
 
 
 def _read(query: Tensor, state: Tensor) -> Tensor:
-    """(N, H, K) and (N, H, K, V) -> (N, H, V)."""
+    """Read state (N, H, K, V) by query (N, H, K); returns (N, H, V)."""
     return (query.to(state.dtype)[..., None, :] @ state).squeeze(-2)
 
 
@@ -335,10 +336,9 @@ def delta_recurrence(
     initial: Tensor,
     resets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """S_t = D + rate_t k_t (v_t - D^T k_t)^T, D = exp(log_decay_t) S_{t-1}; read as y_t = S_t^T q_t.
+    """Compute S_t = D + rate_t k_t (v_t - D^T k_t)^T with D = exp(log_decay_t) S_{t-1}, read by S_t^T q_t.
 
-    Each write replaces what was stored under its key. Inside a chunk the corrected values solve a triangular
-    system.
+    Each write replaces the value of its key. Inside a chunk the corrected values solve a triangular system.
 
     Args:
         queries: (B, L, H, K) float.
@@ -360,11 +360,11 @@ def delta_recurrence(
     decays = _Decays.of(log_decay, resets, size)
     weights, num_values = decays.weights(), v.shape[-1]
     rhs = torch.cat([beta * v, beta * decays.from_start * k], dim=-1)
-    system = beta * weights * (k @ k.mT)  # only what lies below its diagonal is read
+    system = beta * weights * (k @ k.mT)  # only the part below the diagonal is read
     solved = torch.linalg.solve_triangular(system, rhs, upper=False, unitriangular=True)
     new, replaced = solved[..., :num_values], solved[..., num_values:]
     scores, reads, writes = (q @ k.mT) * weights, q * decays.from_start, (k * decays.to_end).mT
-    # Over a whole chunk the state changes linearly: S -> passed S + added.
+    # A whole chunk changes the state linearly: S -> passed S + added.
     kept = torch.diag_embed(decays.whole.expand(*k.shape[:3], k.shape[-1]))
     passed, added = kept - writes @ replaced, writes @ new
     passed, added = (rearrange(x, "b n h i j -> n (b h) i j") for x in (passed, added))

@@ -24,11 +24,11 @@ State: TypeAlias = Tensor | tuple[Tensor, ...]
 
 
 class RecurrentTrajEncoder(TrajEncoder):
-    """Base class of stacked recurrent layers: a subclass names its state, its torch module and its cell.
+    """Base class of stacked recurrent layers; a subclass defines its state, its torch module and its cell.
 
-    Gates of some features begin so that these last between two timesteps and max_seq_len (Tallec & Ollivier
-    2018, arXiv:1804.11188): a layer that forgets within ten timesteps learns nothing about a delay of a
-    hundred. The others forget soon, which control asks for: velocities follow from the last timesteps.
+    Some features begin with memories that last between two timesteps and max_seq_len (Tallec & Ollivier 2018,
+    arXiv:1804.11188): a layer that forgets within ten timesteps cannot learn about a delay of a hundred. The
+    others forget quickly, as control tasks need: velocities depend on the most recent timesteps.
 
     Hidden state: one (n_layers, N, d_hidden) float per name in `state_names`, a tuple if there are several.
 
@@ -36,7 +36,7 @@ class RecurrentTrajEncoder(TrajEncoder):
         tstep_dim: given by the agent.
         max_seq_len: given by the agent.
         d_hidden: width of each layer.
-        n_layers: layers.
+        n_layers: number of layers.
         d_output: width of the result.
         norm: normalisation of the result, "layer", "rmsnorm" or None.
         gate_gain: factor of the first weights from the input to the gates of lasting features.
@@ -47,7 +47,7 @@ class RecurrentTrajEncoder(TrajEncoder):
     state_names: ClassVar[tuple[str, ...]]
     num_gates: ClassVar[int]
     gates: ClassVar[tuple[tuple[int, float], ...]]
-    """Which of a layer's `num_gates` blocks of weights decide what is kept, 1, and what is written, -1."""
+    """Indices of gates among the `num_gates` blocks of weights, with sign 1 (keep) or -1 (write)."""
     rnn: nn.GRU | nn.LSTM
 
     def __init__(
@@ -85,7 +85,7 @@ class RecurrentTrajEncoder(TrajEncoder):
                     lasting.mul_(gate_gain)
                 elif "bias_ih" in name:
                     lasting.copy_(sign * odds)
-                elif "bias_hh" in name:  # torch adds it to the other
+                elif "bias_hh" in name:  # torch adds both biases
                     lasting.zero_()
         self.out = nn.Linear(d_hidden, d_output)
         self.out_norm = norm_layer(norm, d_output)
@@ -97,7 +97,7 @@ class RecurrentTrajEncoder(TrajEncoder):
 
     @abstractmethod
     def _cell(self, x: Tensor, parts: tuple[Tensor, ...], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """One layer at one timestep: x (N, d_in) and its state, each (N, d_hidden) -> the state after it."""
+        """Step one layer on x (N, d_in); its state before and after is a tuple of (N, d_hidden)."""
 
     @property
     def emb_dim(self) -> int:
@@ -142,12 +142,12 @@ class RecurrentTrajEncoder(TrajEncoder):
         return self.out_norm(self.out(y)), state
 
     def _run(self, seq: Tensor, state: State) -> tuple[Tensor, State]:
-        """All layers over (B, L, tstep_dim) -> (B, L, d_hidden) and the state after it."""
+        """Run all layers over (B, L, tstep_dim); return (B, L, d_hidden) and the state after it."""
         found: tuple[Tensor, State] = self.rnn(seq, state)
         return found
 
     def _forward_timestep(self, seq: Tensor, state: State) -> tuple[Tensor, State]:
-        """One timestep, without what the torch module spends on preparing a sequence."""
+        """Run one timestep, without the torch module's overhead for sequences."""
         x, layers = seq[:, 0], []
         per_layer = zip(*(part.unbind(0) for part in _parts(state)), strict=True)
         for weights, parts in zip(self.rnn.all_weights, per_layer, strict=True):
@@ -156,7 +156,7 @@ class RecurrentTrajEncoder(TrajEncoder):
         return x[:, None], _whole([torch.stack(parts) for parts in zip(*layers, strict=True)])
 
     def _forward_with_resets(self, seq: Tensor, state: State, resets: Tensor) -> tuple[Tensor, State]:
-        """Run whole stretches at once, cut only at timesteps where some row begins an episode."""
+        """Run the spans between timesteps at which any row begins an episode."""
         cuts = torch.nonzero(resets.any(0)).flatten().tolist()
         borders = sorted({0, *cuts, seq.shape[1]})
         pieces = []
@@ -176,7 +176,7 @@ def _whole(parts: Sequence[Tensor]) -> State:
 
 
 def _env_and_layer_swapped(x: Tensor) -> Tensor:
-    """A copy (b, a, d) of x (a, b, d) without gradient."""
+    """Copy x (a, b, d) to (b, a, d) without gradient."""
     return rearrange(x.detach(), "a b d -> b a d").clone(memory_format=torch.contiguous_format)
 
 
@@ -241,10 +241,10 @@ class LSTMTrajEncoder(RecurrentTrajEncoder):
 
 
 def _cpu_has_lstm(dtype: torch.dtype) -> bool:
-    """Whether torch can train an LSTM under autocast to `dtype` on this processor.
+    """True if torch can train an LSTM under autocast to `dtype` on this processor.
 
-    oneDNN has no bfloat16 LSTM for processors without AVX-512, nor a float16 one for training on most others,
-    and raises an error where torch could use another kernel.
+    oneDNN has no bfloat16 LSTM for processors without AVX-512, and no float16 LSTM for training on most
+    others. It then raises an error, although torch has another kernel.
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return True

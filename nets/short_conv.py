@@ -1,4 +1,4 @@
-"""A convolution over the newest timesteps of an episode, which can go on from one timestep to the next."""
+"""A causal convolution over recent timesteps of an episode, for sequences and for single steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 
 class _Convolution(torch.autograd.Function):
-    """See `ShortConv`; with a gradient of its own, as that of slices would fill one sequence for each lag."""
+    """The convolution of `ShortConv`; autograd would allocate a whole sequence for the slice of each lag."""
 
     @staticmethod
     def forward(ctx: Any, padded: Tensor, weight: Tensor, bias: Tensor, age: Tensor | None) -> Tensor:
@@ -37,9 +37,9 @@ class _Convolution(torch.autograd.Function):
 
 
 class ShortConv(nn.Module):
-    """A causal convolution over the `width` newest timesteps of an episode, for each feature on its own.
+    """A causal depthwise convolution over the `width` newest timesteps of an episode.
 
-    Its state is the input of the last width - 1 timesteps of the running episode, zeros before it began.
+    Its state is the input of the last width - 1 timesteps of the running episode, padded by zeros.
     """
 
     def __init__(self, d_model: int, width: int) -> None:
@@ -50,7 +50,10 @@ class ShortConv(nn.Module):
         self.bias = nn.Parameter(torch.empty(d_model).uniform_(-bound, bound))
 
     def forward(self, x: Tensor, resets: Tensor | None, kept: Tensor) -> tuple[Tensor, Tensor]:
-        """X (B, L, D), resets (B, L) bool, kept (B, width - 1, D) -> (B, L, D) and what is kept after it."""
+        """Convolve x (B, L, D), with resets (B, L) bool and state kept (B, width - 1, D).
+
+        Returns: (B, L, D) and the new state.
+        """
         length, reach = x.shape[1], self.num_kept
         padded = torch.cat([kept.to(x.dtype), x], dim=1)
         age = None if resets is None else _ages(resets, reach)
@@ -62,13 +65,13 @@ class ShortConv(nn.Module):
         return y, kept.float()
 
     def step(self, x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-        """One timestep: x (N, D)."""
+        """Convolve one timestep x (N, D); returns (N, D) and the new state."""
         padded = torch.cat([kept, x[:, None].to(kept.dtype)], dim=1)
         return (padded * self.weight).sum(1) + self.bias, padded[:, 1:]
 
 
 def _ages(resets: Tensor, reach: int) -> Tensor:
-    """(B, L, 1) int64, timesteps since the newest reset; at least `reach` where the sequence has none yet."""
+    """(B, L, 1) int64, timesteps since the newest reset; at least `reach` before the first reset."""
     t = torch.arange(resets.shape[1], device=resets.device)
     newest = torch.where(resets, t, -reach).cummax(dim=1).values
     return (t - newest)[..., None]

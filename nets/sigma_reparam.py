@@ -1,4 +1,4 @@
-"""Linear layers whose spectral norm is a parameter of its own."""
+"""Linear layers with a learned spectral norm."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from .init import EMBEDDING_STD
 class SigmaReparamLinear(nn.Module):
     """A linear layer with weight (gain / sigma) W, where sigma is the spectral norm of W.
 
-    It keeps attention from collapsing onto single timesteps. While training, each forward pass with gradient
-    ends with one power iteration of the singular vectors: a pass over untouched weights still gives the
-    result of the last one without gradient.
+    It keeps attention from collapsing onto single timesteps. In training, each forward pass with gradient
+    ends with one power iteration of the singular vectors; passes without gradient do not change them.
     Shapes: (..., d_in) -> (..., d_out).
     Source: Zhai et al. 2023, arXiv:2303.06296.
     """
@@ -34,7 +33,7 @@ class SigmaReparamLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
-            # Clones, as the vectors change before the gradient is computed.
+            # The vectors are cloned, because they change before the gradient is computed.
             scale = self.gain / (self.left.clone() @ (self.weight @ self.right.clone()))
             if self.training and torch.is_grad_enabled():
                 with torch.no_grad():
@@ -44,5 +43,5 @@ class SigmaReparamLinear(nn.Module):
 
 
 def linear(d_in: int, d_out: int, bias: bool = True, *, sigma_reparam: bool = False) -> nn.Module:
-    """A linear layer, reparametrised if asked."""
+    """Build a linear layer, with `SigmaReparamLinear` if `sigma_reparam`."""
     return SigmaReparamLinear(d_in, d_out, bias) if sigma_reparam else nn.Linear(d_in, d_out, bias)

@@ -1,4 +1,4 @@
-"""What the layers of a trunk share in one call: the time of its timesteps, and what follows from that."""
+"""Data that the layers of a trunk share in one call: the times of its timesteps, and derived results."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Timeline:
         time_idxs: (B, L, 1) int64, timestep within the episode; (B, 1) for a step.
         resets: (B, L) bool, True on the first timestep of an episode; None if none begins within a row.
         positions: positions for queries and keys of attention; None if no head needs them.
-        keeps_state: somebody needs the states after the last timestep.
-        shared: what the first layer that needed it has computed for all layers.
+        keeps_state: True if the states after the last timestep are needed.
+        shared: results that the first layer has computed for all layers, by key.
     """
 
     time_idxs: Tensor
@@ -32,7 +32,7 @@ class Timeline:
     shared: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
-        """What `make` returns, which is called for the first layer that asks for `key`."""
+        """The result of `make`, which is called only for the first layer that asks for `key`."""
         if key not in self.shared:
             self.shared[key] = make()
         return cast("T", self.shared[key])

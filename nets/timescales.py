@@ -1,4 +1,4 @@
-"""How long memories last at the start of training."""
+"""Timescales of memories at the start of training."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def timescales(num: int, max_seq_len: int, least: float = 2.0) -> Tensor:
-    """(num,) float, timesteps over which memories fade at the start of training, up to the training window.
+    """(num,) float, number of timesteps over which memories fade at first, up to the training window.
 
-    Spread over all orders of magnitude, as gradients of what fades at once teach nothing about long delays.
+    They cover all orders of magnitude, because memories that fade at once have no gradient for long delays.
     Source: Tallec & Ollivier 2018, arXiv:1804.11188.
     """
     most = max(float(max_seq_len), 2 * least)

@@ -1,4 +1,4 @@
-"""The contract of trajectory encoders, and the memory-free controls that obey it."""
+"""The interface of trajectory encoders, and the encoders without memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .mlp import activation_fn, initialize, norm_layer, require_positive
 class TrajEncoder(nn.Module, ABC):
     """Base class of causal sequence models over encoded timesteps.
 
-    Step-by-step use with a hidden state equals the forward pass over the full sequence. The hidden state is
-    opaque to everything but the encoder that made it, and is updated in place where that is faster: use only
-    the state returned last.
+    Stepping with a hidden state gives the same result as the forward pass over the full sequence. The hidden
+    state is opaque to all but its own encoder, and may be updated in place: use only the state that was
+    returned last.
 
     Args:
         tstep_dim: width of the encoded timesteps.
@@ -40,7 +40,7 @@ class TrajEncoder(nn.Module, ABC):
 
     @abstractmethod
     def reset_hidden_state(self, hidden_state: Any, ended: Tensor) -> Any:
-        """Make the rows where ended (N,) bool is True forget everything; other rows are untouched."""
+        """Clear the memory of rows where ended (N,) bool is True; other rows do not change."""
 
     @abstractmethod
     def forward(
@@ -51,34 +51,35 @@ class TrajEncoder(nn.Module, ABC):
         Args:
             seq: (B, L, tstep_dim) float.
             time_idxs: (B, L, 1) int64, timestep within the episode.
-            hidden_state: continue from here; None starts fresh.
+            hidden_state: the state to continue from; None without history.
             resets: (B, L) bool, True on the first timestep of an episode; neither state nor attention
                 crosses one.
-        Returns: (B, L, emb_dim) float and the state after the last timestep (None where none was asked for).
+        Returns: (B, L, emb_dim) float and the state after the last timestep (may be None without a
+            hidden_state).
         """
 
-    # What on-policy training needs beyond this; an encoder without it still trains off-policy.
+    # Only on-policy training needs the methods below; an encoder without them still trains off-policy.
 
     @property
     def context_len(self) -> int | None:
-        """Earlier timesteps that an output can depend on; None without a bound.
+        """Number of earlier timesteps that an output can depend on; None without a bound.
 
-        Raises: NotImplementedError if the encoder does not say (so does each method below).
+        Raises: NotImplementedError if the encoder does not define it (like each method below).
         """
         raise NotImplementedError(_on_policy_needs(self, "context_len"))
 
     def export_hidden_state(self, hidden_state: Any) -> dict[str, Tensor]:
-        """What the state holds of each env, in copies (N, ...) without gradient of one shape at any time."""
+        """Copies of the state, one row per env, (N, ...), without gradient; shapes never change."""
         raise NotImplementedError(_on_policy_needs(self, "export_hidden_state"))
 
     def import_hidden_state(self, rows: dict[str, Tensor]) -> Any:
-        """A state to act on from copies of exported rows, on their device; `rows` may mix exports."""
+        """A state made of copies of exported rows, on their device; `rows` may combine several exports."""
         raise NotImplementedError(_on_policy_needs(self, "import_hidden_state"))
 
     def encode_from(
         self, seq: Tensor, time_idxs: Tensor, rows: dict[str, Tensor], resets: Tensor | None = None
     ) -> Tensor:
-        """Encode a sequence whose history is what was exported, the same as acting on from there.
+        """Encode a sequence that continues from an exported state, with the same result as acting.
 
         Args:
             seq: (B, L, tstep_dim) float.
@@ -91,10 +92,10 @@ class TrajEncoder(nn.Module, ABC):
         return cast("Tensor", encoded)
 
     def remember(self, seq: Tensor, time_idxs: Tensor, resets: Tensor) -> dict[str, Tensor]:
-        """The state after living through a sequence, as exported; arguments as those of `encode_from`.
+        """The exported state after a sequence; see `encode_from` for the arguments.
 
-        What stands before a row's last reset has no effect, so that sequences of different lengths can share
-        their last place.
+        Timesteps before the last reset of a row have no effect, so sequences of different lengths can be
+        aligned at their end.
         """
         fresh = self.init_hidden_state(seq.shape[0], seq.device)
         return self.export_hidden_state(self(seq, time_idxs, fresh, resets)[1])
@@ -109,7 +110,7 @@ def _on_policy_needs(encoder: TrajEncoder, name: str) -> str:
 
 
 class MemorylessTrajEncoder(TrajEncoder):
-    """Base class of encoders in which every timestep stands alone; their hidden state is None."""
+    """Base class of encoders that treat each timestep separately; their hidden state is None."""
 
     @property
     def context_len(self) -> int:
@@ -130,7 +131,7 @@ class MemorylessTrajEncoder(TrajEncoder):
 
 @gin.configurable(denylist=["tstep_dim", "max_seq_len"])
 class IdentityTrajEncoder(MemorylessTrajEncoder):
-    """Hands encoded timesteps on as they are: heads act on the timestep encoder alone."""
+    """Returns encoded timesteps unchanged: heads see only the timestep encoder."""
 
     @property
     def emb_dim(self) -> int:
@@ -150,11 +151,11 @@ class FFTrajEncoder(MemorylessTrajEncoder):
         tstep_dim: given by the agent.
         max_seq_len: given by the agent.
         d_model: width.
-        d_ff: width of the feed-forward part of each block; None takes 4 times d_model.
-        n_layers: blocks.
+        d_ff: width of the feed-forward part of each block; None means 4 times d_model.
+        n_layers: number of blocks.
         activation: name of the non-linearity.
         norm: normalisation before each part and of the result, "layer", "rmsnorm" or None.
-        init: how linear layers start, "default" or "orthogonal".
+        init: initialisation of linear layers, "default" or "orthogonal".
     Raises: ValueError for a size below 1 or an unknown name.
     """
 

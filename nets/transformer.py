@@ -28,9 +28,9 @@ class TransformerLayer(ResidualBlock):
     """Pre-norm attention and feed-forward block.
 
     Shapes: x (B, L, D) -> (B, L, D).
-    Source: Vaswani et al. 2017, arXiv:1706.03762; query/key normalisation of Henry et al. 2020,
-    arXiv:2010.04245; head scales of Shleifer et al. 2021, arXiv:2110.09456; a learned key that attention can
-    rest on of Xiao et al. 2023, arXiv:2309.17453; for kinds of heads see `head_kinds`.
+    Source: Vaswani et al. 2017, arXiv:1706.03762; query/key normalisation: Henry et al. 2020,
+    arXiv:2010.04245; head scales: Shleifer et al. 2021, arXiv:2110.09456; attention sink: Xiao et al. 2023,
+    arXiv:2309.17453; for kinds of heads see `head_kinds`.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class TransformerLayer(ResidualBlock):
             self.from_waves = linear(
                 d_model, 2 * self.num_with_waves * width, bias=False, sigma_reparam=settings.sigma_reparam
             )
-            by_head[:2, : self.num_with_waves] *= fixed_content_gain  # They begin by reading places.
+            by_head[:2, : self.num_with_waves] *= fixed_content_gain  # they begin by attending to places
         self._add_feed_forward()
 
     def forward(self, x: Tensor, timeline: Timeline, state: State | None) -> tuple[Tensor, State | None]:
@@ -96,7 +96,7 @@ class TransformerLayer(ResidualBlock):
     def queries_keys_values(
         self, x: Tensor, positions: PositionFeatures | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """X (B, L, D), or (N, D) with L = 1 -> each (B, H, L, E), positions applied."""
+        """Queries, keys and values (B, H, L, E), with positions, of x (B, L, D), or (N, D) with L = 1."""
         num_heads, leading = len(self.heads), x.shape[:-1]
         qkv = self.qkv(self.norm_attn(x)).view(*leading, 3, num_heads, -1)
         qkv = self.dropout_qkv(qkv) if self.training else qkv
@@ -118,11 +118,11 @@ class TransformerLayer(ResidualBlock):
 class TransformerTrajEncoder(TrunkTrajEncoder):
     """Causal Transformer in which every timestep attends to itself and the `max_seq_len` before it.
 
-    These are all timesteps of the longest training sequence, the one after its last transition included, so
-    attention in training is plainly causal. The same sliding window holds in training and acting, so the
-    key/value cache gives what the full forward gives at any length of history. A training slice that starts
-    in mid-episode lacks the timesteps before it, so its first outputs see less context than the actor had;
-    `encode_from` gives them to it, as the cached keys and values of every layer.
+    The longest training sequence, including the timestep after its last transition, fits into this window, so
+    attention in training is plainly causal. Training and acting use the same sliding window, so the key/value
+    cache gives the same results as the full forward pass for any length of history. A training window that
+    begins in mid-episode lacks the timesteps before it, so its first outputs have less context than while
+    acting; `encode_from` supplies them, as the cached keys and values of every layer.
 
     Source of `encode_from`: Dai et al. 2019, arXiv:1901.02860 (Transformer-XL).
 
@@ -130,36 +130,36 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         tstep_dim: given by the agent.
         max_seq_len: given by the agent.
         d_model: width.
-        n_heads: attention heads, a divisor of d_model.
+        n_heads: number of attention heads, a divisor of d_model.
         d_ff: width of the feed-forward part.
-        n_layers: blocks.
-        dropout_ff: after attention and feed-forward.
-        dropout_emb: on the input.
+        n_layers: number of blocks.
+        dropout_ff: dropout after attention and feed-forward part.
+        dropout_emb: dropout on the input.
         activation: name of the non-linearity.
         norm: normalisation before each part and of the result, "layer" or "rmsnorm".
         pos_emb: positions that are added to the input: "fixed" (sinusoidal), "learned" or None.
-        heads: what heads look at: one kind for all, or one per head in any order (layers sort them). Kinds
-            are "plain" (no positions), "rotary" and "alibi" (distances), "fixed" (places in the episode),
-            "content" (what is like the present) and "counting" (how often that was), see nets/head_kinds.py.
-        max_time_idx: episodes may be this long with learned positions.
+        heads: one kind for all heads, or one per head in any order (layers sort them). Kinds are "plain" (no
+            positions), "rotary" and "alibi" (distances), "fixed" (places in the episode), "content"
+            (timesteps similar to the present) and "counting" (number of these), see nets/head_kinds.py.
+        max_time_idx: longest episode with learned positions.
         qk_norm: normalise queries and keys, which bounds attention logits.
         qk_gain: length of normalised queries at the start of training, relative to keys. Above 1, some heads
-            single out rare timesteps by chance and recall is learned from there; nearly uniform attention
-            would dilute such a timestep's gradient by the length of the sequence.
-        fixed_content_gain: factor of the first weights of queries and keys of fixed heads, whose waves then
-            weigh more than contents.
-        dropout_attn: on attention weights, but for heads that count.
-        dropout_qkv: on queries, keys and values.
-        windows: timesteps that each layer attends to, its own included, max_seq_len + 1 at most; None takes
-            that for all.
-        attention_sink: a learned key of no value beside the timesteps, for heads that look for nothing.
-        head_scaling: a learned factor of each head's result.
-        normformer_norms: normalise behind attention and inside the feed-forward part, too.
-        sigma_reparam: linear layers keep a learned spectral norm.
+            single out rare timesteps by chance, and recall is learned from there; nearly uniform attention
+            would dilute the gradient of such a timestep by the length of the sequence.
+        fixed_content_gain: factor of the first weights of queries and keys of fixed heads; a small one gives
+            waves more weight than contents.
+        dropout_attn: dropout on attention weights, except for heads that count.
+        dropout_qkv: dropout on queries, keys and values.
+        windows: number of timesteps that each layer attends to, its own included, at most max_seq_len + 1;
+            None means this maximum for all layers.
+        attention_sink: add a learned key with value 0, for heads that find nothing to attend to.
+        head_scaling: multiply each head's result by a learned factor.
+        normformer_norms: normalise after attention and inside the feed-forward part, too.
+        sigma_reparam: linear layers have a learned spectral norm.
         glu: the feed-forward part is gated: activation(A x) * B x.
         gating: "gru" replaces residual sums by gates that begin close to the identity (GTrXL); None for sums.
-        attention_type: of training: "sdpa" (torch's own kernels), "plain" (the formula) or a function, see
-            `Kernel`. Acting always takes the formula.
+        attention_type: attention in training: "sdpa" (torch's own kernels), "plain" (the formula) or a
+            function, see `Kernel`. Acting always uses the formula.
     Raises: ValueError for a size below 1, a bad head count or an unknown name.
     """
 
@@ -212,7 +212,7 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
                 f"attention_type is {attention_type!r}, allowed are {sorted(ATTENTIONS)} and functions. "
                 "Fix: bind one of these."
             )
-        longest = max_seq_len + 1  # timesteps of a training sequence, which then needs no mask
+        longest = max_seq_len + 1  # timesteps of a training sequence, so that training needs no mask
         if windows is not None and not (
             len(windows) == n_layers and all(1 <= window <= longest for window in windows)
         ):

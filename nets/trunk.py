@@ -1,4 +1,4 @@
-"""The residual trunk that trajectory encoders share, and the contract of the mixers it carries."""
+"""The residual trunk that trajectory encoders share, and the interface of its mixers."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from .sigma_reparam import linear
 from .timeline import Timeline
 from .traj_encoders import TrajEncoder
 
-_SHORT_CONV = "short_conv"  # in the state of a layer
+_SHORT_CONV = "short_conv"  # key in the state of a layer
 
 State: TypeAlias = dict[str, Tensor]
-"""What one layer remembers of N envs, each tensor (N, ...) and all zeros before the first timestep."""
+"""Memory of one layer for N envs, each tensor (N, ...) and all zeros before the first timestep."""
 
 
 class Mixer(nn.Module, ABC):
-    """What moves information along time in one layer of a trunk.
+    """Base class of the modules that move information along time in one layer of a trunk.
 
-    A mixer is built as `Name(d_model, max_seq_len)`; keyword arguments are settings. The trunk gives it what
-    the contract of trajectory encoders asks for beyond these methods. Only a step without gradient may write
-    into the state that it is given.
+    A mixer is built as `Name(d_model, max_seq_len)`; keyword arguments are settings. The trunk implements the
+    rest of the interface of trajectory encoders. Only a step without gradient may write into the state that
+    is passed to it.
     """
 
     context_len: int | None = None
-    """Earlier timesteps that an output can depend on; None without a bound."""
+    """Number of earlier timesteps that an output can depend on; None without a bound."""
 
     state_shapes: dict[str, tuple[int, ...]]
-    """Shape of each part of the state of one env; to be set by subclasses."""
+    """Shape of each part of the state of one env; set by subclasses."""
 
     short_conv: ClassVar[int] = 0
-    """Timesteps that a convolution before the mixer sees, 0 for none; see the trunk's setting."""
+    """Width in timesteps of a convolution before the mixer, 0 for none; see the trunk's setting."""
 
     @abstractmethod
     def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
@@ -50,13 +50,13 @@ class Mixer(nn.Module, ABC):
         Args:
             x: (B, L, D) float.
             resets: (B, L) bool, True on the first timestep of an episode; nothing crosses one.
-            state: what was remembered before the sequence.
+            state: the state before the sequence.
         Returns: (B, L, D) float and the state after the last timestep.
         """
 
     @abstractmethod
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """Mix one timestep, the same as `forward`: x (N, D) -> (N, D) and the state after it."""
+        """Mix one timestep, with the same result as `forward`: x (N, D) -> (N, D) and the state after it."""
 
 
 class GRUGate(nn.Module):
@@ -81,7 +81,7 @@ class GRUGate(nn.Module):
 
 @dataclass(frozen=True)
 class BlockSettings:
-    """Settings of a residual block; their meaning is told by `MixerTrajEncoder`."""
+    """Settings of a residual block, which `MixerTrajEncoder` explains."""
 
     d_model: int
     d_ff: int
@@ -99,14 +99,14 @@ class BlockSettings:
 
 
 class ResidualBlock(nn.Module, ABC):
-    """Norm, mixing, residual; norm, feed-forward, residual. A subclass mixes.
+    """Norm, mixing, residual; norm, feed-forward, residual. Subclasses implement the mixing.
 
-    Source: Vaswani et al. 2017, arXiv:1706.03762; norms behind each part from Shleifer et al. 2021,
-    arXiv:2110.09456 (NormFormer); gated linear units from Shazeer 2020, arXiv:2002.05202.
+    Source: Vaswani et al. 2017, arXiv:1706.03762; norms after each part: Shleifer et al. 2021,
+    arXiv:2110.09456 (NormFormer); gated linear units: Shazeer 2020, arXiv:2002.05202.
     """
 
     context_len: int | None
-    """Earlier timesteps that an output can depend on; None without a bound."""
+    """Number of earlier timesteps that an output can depend on; None without a bound."""
 
     def __init__(self, settings: BlockSettings) -> None:
         super().__init__()
@@ -115,12 +115,12 @@ class ResidualBlock(nn.Module, ABC):
             Dropout(settings.dropout),
             activation_fn(settings.activation, overwrites=True),
         )
-        # Called after attention whatever mixes, so that the weights of a Transformer keep their names.
+        # It is named after attention for every mixer, so that the weights of a Transformer keep their names.
         self.norm_attn = norm_layer(settings.norm, width)
         self.norm_ff = norm_layer(settings.norm, width) if settings.d_ff else None
 
     def _add_feed_forward(self) -> None:
-        """To be called last by subclasses: optimizers know parameters by their order."""
+        """Add the feed-forward part. Subclasses call this last: optimizers identify parameters by order."""
         s = self.settings
         if s.d_ff:
             self.up = linear(s.d_model, s.d_ff, sigma_reparam=s.sigma_reparam)
@@ -134,19 +134,19 @@ class ResidualBlock(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, timeline: Timeline, state: State | None) -> tuple[Tensor, State | None]:
-        """Pass a sequence on.
+        """Process a sequence.
 
         Args:
             x: (B, L, D) float, the residual stream.
-            timeline: the call, shared by all blocks.
-            state: what was remembered before the sequence; None for nothing.
+            timeline: the current call, shared by all blocks.
+            state: the state before the sequence; None without history.
         Returns: (B, L, D) float and the state after the last timestep, which may be None if
             `timeline.keeps_state` is False.
         """
 
     @abstractmethod
     def step(self, x: Tensor, timeline: Timeline, state: State) -> tuple[Tensor, State | None]:
-        """Pass one timestep on, the same as `forward`: x (N, D) -> (N, D) and the state after it."""
+        """Process one timestep, with the result of `forward`: x (N, D) -> (N, D) and the state after it."""
 
     @abstractmethod
     def begin(self, num_envs: int, device: torch.device) -> State:
@@ -154,7 +154,7 @@ class ResidualBlock(nn.Module, ABC):
 
     @abstractmethod
     def forget(self, state: State, ended: Tensor) -> State:
-        """The state in which the rows where ended (N,) bool is True begin anew."""
+        """Clear the state of rows where ended (N,) bool is True."""
 
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         """Add the result of mixing and the feed-forward part to x; all (..., D)."""
@@ -215,19 +215,19 @@ class MixerBlock(ResidualBlock):
 
 
 class TrunkTrajEncoder(TrajEncoder):
-    """Base class of stacks of residual blocks, which know how to mix a sequence and one timestep.
+    """Base class of stacks of residual blocks, which process a sequence or one timestep.
 
     Hidden state: one `State` per block, of a size that does not depend on the time passed.
 
     Args:
         tstep_dim: given by the agent.
         max_seq_len: given by the agent.
-        make_block: block of layer i.
+        make_block: builds the block of layer i.
         d_model: width.
-        n_layers: blocks.
+        n_layers: number of blocks.
         norm: normalisation of the result.
-        dropout_emb: on the input.
-        positions: what is added to the input, made of time_idxs (B, L, 1); None for nothing.
+        dropout_emb: dropout on the input.
+        positions: maps time_idxs (B, L, 1) to vectors that are added to the input; None for none.
         head_positions: positions for queries and keys of attention; None if no block needs them.
     """
 
@@ -322,7 +322,7 @@ class TrunkTrajEncoder(TrajEncoder):
     def _step(
         self, seq: Tensor, time_idxs: Tensor, hidden_state: list[State]
     ) -> tuple[Tensor, list[State | None]]:
-        """One timestep of N envs: seq (N, tstep_dim), time_idxs (N, 1) -> (N, D) and the states after it."""
+        """Encode one timestep of N envs, seq (N, tstep_dim), time_idxs (N, 1), as (N, D) and new states."""
         x, states = self._embed(seq, time_idxs), []
         timeline = self._timeline(x, time_idxs)
         for block, state in zip(self.blocks, hidden_state, strict=True):
@@ -337,7 +337,7 @@ class TrunkTrajEncoder(TrajEncoder):
         return Timeline(time_idxs, resets, positions, keeps_state)
 
     def _embed(self, seq: Tensor, time_idxs: Tensor) -> Tensor:
-        """The input of the first block, (..., tstep_dim) and (..., 1) -> (..., D)."""
+        """The input (..., D) of the first block, from seq (..., tstep_dim) and time_idxs (..., 1)."""
         x = self.inp(seq)
         if self.learned is not None:
             x = x + self.learned(time_idxs)
@@ -346,25 +346,25 @@ class TrunkTrajEncoder(TrajEncoder):
 
 
 class MixerTrajEncoder(TrunkTrajEncoder):
-    """Base class of trunks with one kind of mixer, which a subclass names.
+    """Base class of trunks with a single kind of mixer, which a subclass names.
 
     Args:
         tstep_dim: given by the agent.
         max_seq_len: given by the agent.
         d_model: width.
-        n_layers: blocks.
-        d_ff: width of the feed-forward part of each block, 0 for none; None takes `ff_ratio` times d_model.
-        dropout_ff: after mixer and feed-forward.
-        dropout_emb: on the input.
+        n_layers: number of blocks.
+        d_ff: width of the feed-forward part of each block, 0 for none; None means `ff_ratio` times d_model.
+        dropout_ff: dropout after mixer and feed-forward part.
+        dropout_emb: dropout on the input.
         activation: name of the non-linearity of the feed-forward part.
         norm: normalisation before each part and of the result, "layer", "rmsnorm" or None.
         glu: the feed-forward part is gated: activation(A x) * B x.
-        normformer_norms: normalise behind the mixer and inside the feed-forward part, too.
+        normformer_norms: normalise after the mixer and inside the feed-forward part, too.
         gating: "gru" replaces residual sums by gates that begin close to the identity; None for sums.
-        sigma_reparam: linear layers of the feed-forward part keep a learned spectral norm.
-        short_conv: timesteps that a convolution before the mixer sees, feature by feature; 0 for none. None
-            takes what suits the mixer: 4 where it could not tell which of the last timesteps was which.
-        mixer: settings of the mixer, told by its class.
+        sigma_reparam: linear layers of the feed-forward part have a learned spectral norm.
+        short_conv: width in timesteps of a depthwise convolution before the mixer; 0 for none. None takes the
+            mixer's default: 4 for mixers that do not distinguish the most recent timesteps.
+        mixer: settings of the mixer, see its class.
     Raises: ValueError for a size below 1 or an unknown name; TypeError for an unknown setting.
     """
 
@@ -416,7 +416,7 @@ def build_mixer(
     allowed = list(inspect.signature(mixer_type).parameters)[2:]
     if unknown := sorted(settings.keys() - set(allowed)):
         raise TypeError(
-            f"{owner} has no setting {unknown}; beside those of MixerTrajEncoder it has {allowed}. "
+            f"{owner} has no setting {unknown}; besides those of MixerTrajEncoder it has {allowed}. "
             "Fix: bind one of these."
         )
     return mixer_type(d_model, max_seq_len, **settings)

@@ -1,4 +1,4 @@
-"""Timestep encoders: one observation, previous reward and previous action -> one vector."""
+"""Timestep encoders, which map an observation, previous reward and previous action to a vector."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ from .mlp import MLP, activation_fn, initialize, norm_layer, require_at_least, r
 from .normalization import RunningNorm
 
 SHIFTED_SHARE = 0.75
-"""Share of the sequences of a batch whose pictures `drqv2_aug` shifts."""
+"""Share of the sequences of a batch that `drqv2_aug` shifts."""
 _SMALLEST_IMAGE, _SMALLEST_MAP = 17, 4  # pixels and cells, shorter side
 
 
 class TstepEncoder(nn.Module, ABC):
-    """Base class. Subclasses must treat every timestep alone: no mixing over time.
+    """Base class of timestep encoders. Subclasses must treat each timestep separately, without memory.
 
-    A subclass defines `emb_dim` and `inner_forward`, which sees only what these settings leave it:
+    A subclass defines `emb_dim` and `inner_forward`. The inputs of the latter depend on these settings:
 
     Args:
         obs_space: the observations, one entry per name.
         rl2_dim: width 1 + A of the previous reward and action.
-        specify_obs_keys: names of the observations to use; all of them when None.
-        hide_rl2s: zeros instead of previous reward and action, for heads that read them as well.
-        hide_rewards: zeros instead of the previous reward only.
-        time_scale: the index of the timestep in its episode, divided by this, is one more number behind the
-            previous reward and action; None: not seen.
+        specify_obs_keys: names of the observations to use; None for all.
+        hide_rl2s: replace previous reward and action by zeros, also for heads that read them.
+        hide_rewards: replace only the previous reward by zeros.
+        time_scale: append the index of the timestep in its episode, divided by this, to the previous reward
+            and action; None leaves it out.
 
     Attributes:
         keys: names of the observations that it uses, sorted.
-        rl2_dim: width of what comes beside observations: 1 + A, and one more with a time_scale.
+        rl2_dim: width of previous reward and action, 1 + A, plus 1 with a time_scale.
     Raises: ValueError for names that are not in obs_space, or a time_scale that is not positive.
     """
 
@@ -78,7 +78,7 @@ class TstepEncoder(nn.Module, ABC):
         """Width of the output."""
 
     def describe(self) -> str:
-        """Name of the class, and the observations that it uses where these are not all."""
+        """Name of the class, and the observations that it uses if it does not use all."""
         is_all = len(self.keys) == len(self.obs_space.spaces)
         return type(self).__name__ + ("" if is_all else f" of {', '.join(self.keys)}")
 
@@ -91,30 +91,30 @@ class TstepEncoder(nn.Module, ABC):
             obs: each (B, L, ...) in the environment's dtype.
             rl2s: (B, L, 1+A) float32.
             time_idxs: (B, L, 1) int64, index within the episode.
-            mask: (B, L, 1) bool, True on real timesteps; when given in training mode, those feed running
-                statistics.
+            mask: (B, L, 1) bool, True on real timesteps; in training mode, these update running statistics.
+                None updates nothing.
         """
         return self.inner_forward({key: obs[key] for key in self.keys}, self._shown(rl2s, time_idxs), mask)
 
     def inner_forward(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor | None) -> Tensor:
-        """As `forward`, which calls it, with the observations of `keys` alone and rl2s (B, L, rl2_dim).
+        """Embed timesteps for `forward`, from the observations of `keys` and rl2s (B, L, rl2_dim).
 
-        These hold zeros for what is hidden, and the time where it is seen.
+        Hidden entries of rl2s are zeros. With a time_scale, the last entry is the time.
         """
         raise NotImplementedError(f"{type(self).__name__} has no inner_forward. Fix: define it.")
 
     def gather_statistics(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, mask: Tensor
     ) -> None:
-        """Show running statistics the timesteps of a rollout where mask (B, L, 1) bool is True.
+        """Gather running statistics over the timesteps of a rollout where mask (B, L, 1) bool is True.
 
-        Shapes as in `forward`. On-policy training calls this once per rollout, in place of masks in
-        `forward`, so that nothing moves between the evaluation of a rollout and its last update. Encoders
-        without statistics leave it as it is.
+        Shapes are those of `forward`. On-policy training calls this once per rollout, instead of passing
+        masks to `forward`, so that statistics are constant between the evaluation of a rollout and its last
+        update. Encoders without statistics need not override it.
         """
 
     def shown(self, rl2s: Tensor) -> Tensor:
-        """Previous rewards and actions (..., 1+A), for everything that reads them: zeros where hidden."""
+        """Previous rewards and actions (..., 1+A), with zeros for hidden entries."""
         if self.hide_rl2s:
             return torch.zeros_like(rl2s)
         if self.hide_rewards:
@@ -122,7 +122,7 @@ class TstepEncoder(nn.Module, ABC):
         return rl2s
 
     def _shown(self, rl2s: Tensor, time_idxs: Tensor) -> Tensor:
-        """(B, L, rl2_dim) what is seen of rl2s (B, L, 1+A) and the time (B, L, 1)."""
+        """(B, L, rl2_dim) visible part of rl2s (B, L, 1+A) and of the time (B, L, 1)."""
         rl2s = self.shown(rl2s)
         return rl2s if self.time_scale is None else torch.cat([rl2s, time_idxs / self.time_scale], dim=-1)
 
@@ -142,9 +142,9 @@ def _chosen_keys(owner: str, obs_space: spaces.Dict, names: Sequence[str] | None
 
 
 class _MLPTstepEncoder(TstepEncoder):
-    """Flat observations and rl2s, normalised, beside embeddings of the others, through an MLP.
+    """An MLP on normalised flat observations and rl2s, and embeddings of the other observations.
 
-    embedders: by name of the observation, each (B, L, ...) -> (B, L, width), with that width.
+    embedders: modules (B, L, ...) -> (B, L, width) and their widths, by name of the observation.
     """
 
     def __init__(
@@ -208,31 +208,31 @@ class _MLPTstepEncoder(TstepEncoder):
             self.input_norm.gather(self._flat(obs, self._shown(rl2s, time_idxs)), mask)
 
     def _flat(self, obs: dict[str, Tensor], rl2s: Tensor) -> Tensor:
-        """(B, L, width) float32, what is normalised."""
+        """(B, L, width) float32, the inputs that are normalised."""
         return torch.cat([*(_flatten(obs[key], self._choices[key]) for key in self.flat_keys), rl2s], dim=-1)
 
 
 @gin.configurable(denylist=["obs_space", "rl2_dim"])
 class FFTstepEncoder(_MLPTstepEncoder):
-    """Observations (flattened, discrete ones one-hot) and rl2s, normalised, through an MLP.
+    """An MLP on normalised observations (flattened, discrete ones as one-hots) and rl2s.
 
     Args:
         obs_space: given by the agent.
         rl2_dim: given by the agent.
-        n_layers: hidden layers.
+        n_layers: number of hidden layers.
         d_hidden: width of the hidden layers.
         d_output: width of the result.
         activation: name of the non-linearity.
-        activate_output: apply it to the result too, so that heads without layers of their own make up a
-            plain MLP with this encoder.
+        activate_output: apply the non-linearity to the result too, so that this encoder and heads without
+            hidden layers form a plain MLP.
         out_norm: normalisation of the result.
         normalize_inputs: shift and scale inputs by running statistics of the replayed data.
-        hide_rl2s: feed zeros instead of previous reward and action.
-        hide_rewards: feed zeros instead of the previous reward only.
-        time_scale: see the index of the timestep in its episode, divided by this; None: not.
-        specify_obs_keys: names of the observations to use; all of them when None.
+        hide_rl2s: replace previous reward and action by zeros.
+        hide_rewards: replace only the previous reward by zeros.
+        time_scale: also use the index of the timestep in its episode, divided by this; None leaves it out.
+        specify_obs_keys: names of the observations to use; None for all.
         rl2_gain: factor of the first weights of previous reward and action.
-        init: how linear layers start, "default" or "orthogonal".
+        init: initialisation of linear layers, "default" or "orthogonal".
     Raises: ValueError for a size below 1, unknown observation names or spaces that cannot be flattened.
     """
 
@@ -278,37 +278,37 @@ class FFTstepEncoder(_MLPTstepEncoder):
 
 @gin.configurable(denylist=["obs_space", "rl2_dim"])
 class DictTstepEncoder(_MLPTstepEncoder):
-    """Any observations: each is embedded by what fits it, then all go through an MLP with the rl2s.
+    """Any observations: each is embedded according to its kind, then all go through an MLP with the rl2s.
 
     - "image": a Box of two or three axes with sides of 17 or more (uint8, or from 0 to 255 in any
       type, or three axes of floats), by convolutions as in `CNNTstepEncoder`.
-    - "map": a Box of two or three axes of few whole numbers, sides from 4, as in `GridworldCNNTstepEncoder`.
+    - "map": a Box of two or three axes with ids, sides of 4 or more, as in `GridworldCNNTstepEncoder`.
     - "tokens": text with a vocabulary (`loxodon.envs.Tokens`), by `TokenGoalEmb`.
     - "flat": all others, as in `FFTstepEncoder`.
-    - "goal": a Box (goal_length, goal_dim), by `FFGoalEmb`; only where obs_kinds says so.
+    - "goal": a Box (goal_length, goal_dim), by `FFGoalEmb`; only if obs_kinds chooses it.
 
     Args:
         obs_space: given by the agent.
         rl2_dim: given by the agent.
-        obs_kinds: the kind of an observation, by name, where it should be another one.
-        cnn_type: convolutions of images; None takes NatureishCNN from 36 pixels, IMPALAishCNN below.
+        obs_kinds: kinds of observations, by name, that differ from the rules above.
+        cnn_type: convolutions of images; None means NatureishCNN from 36 pixels, IMPALAishCNN below.
         img_features: width of an embedded image or map.
-        channels_first: of images and maps; None finds it from the space.
+        channels_first: order of the axes of images and maps; None infers it from the space.
         drqv2_aug: shift images in training, see `CNNTstepEncoder`.
         d_embedding: width of an embedded id of a map.
-        n_layers: hidden layers.
+        n_layers: number of hidden layers.
         d_hidden: width of the hidden layers.
         d_output: width of the result.
         activation: name of the non-linearity.
         out_norm: normalisation of the result.
         normalize_inputs: shift and scale flat inputs by running statistics of the replayed data.
-        hide_rl2s: feed zeros instead of previous reward and action.
-        hide_rewards: feed zeros instead of the previous reward only.
-        time_scale: see the index of the timestep in its episode, divided by this; None: not.
-        specify_obs_keys: names of the observations to use; all of them when None.
+        hide_rl2s: replace previous reward and action by zeros.
+        hide_rewards: replace only the previous reward by zeros.
+        time_scale: also use the index of the timestep in its episode, divided by this; None leaves it out.
+        specify_obs_keys: names of the observations to use; None for all.
         rl2_gain: factor of the first weights of previous reward and action.
-        init: how the linear layers of the MLP start, "default" or "orthogonal".
-    Raises: ValueError for a size below 1, unknown names or kinds, and text without a vocabulary.
+        init: initialisation of the linear layers of the MLP, "default" or "orthogonal".
+    Raises: ValueError for a size below 1, unknown names or kinds, or text without a vocabulary.
     """
 
     def __init__(  # noqa: PLR0913 - every keyword is a gin setting
@@ -405,7 +405,7 @@ def _chosen_kinds(parts: Mapping[str, spaces.Space[Any]], given: Mapping[str, st
 
 
 def kind_of(space: spaces.Space[Any]) -> str:
-    """How `DictTstepEncoder` sees an observation: "image", "map", "tokens" or "flat"."""
+    """The default kind of an observation for `DictTstepEncoder`: "image", "map", "tokens" or "flat"."""
     if hasattr(space, "words"):  # loxodon.data.spaces.Tokens
         return "tokens"
     if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3):
@@ -422,13 +422,13 @@ def kind_of(space: spaces.Space[Any]) -> str:
 
 
 def default_tstep_encoder(obs_space: spaces.Dict) -> type[TstepEncoder]:
-    """The encoder of an experiment that names none: `DictTstepEncoder`, but for numbers `FFTstepEncoder`."""
+    """The default encoder: `FFTstepEncoder` if all observations are flat, else `DictTstepEncoder`."""
     is_flat = all(kind_of(space) == "flat" for space in obs_space.spaces.values())
     return FFTstepEncoder if is_flat else DictTstepEncoder
 
 
 def _warn_of_flattened(owner: str, obs_space: spaces.Dict, keys: Iterable[str]) -> None:
-    """Warn once of each Box among `keys` with several axes: an MLP sees no neighbourhood in it."""
+    """Warn once about each Box among `keys` with several axes: an MLP ignores its spatial structure."""
     for key in keys:
         space = obs_space[key]
         if not isinstance(space, spaces.Box) or len(space.shape) < 2:  # noqa: PLR2004
@@ -444,7 +444,7 @@ def _warn_of_flattened(owner: str, obs_space: spaces.Dict, keys: Iterable[str]) 
                 f"DictTstepEncoder.obs_kinds = {{{key!r}: 'image'}}"
             )
         else:
-            fix = "if it holds several pictures, stack them along the axis of their channels"
+            fix = "if it contains several pictures, stack them along the axis of their channels"
         say_once(
             f"{owner} flattens observation {key!r} of shape {shape} to {math.prod(shape):,} numbers, "
             f"which is fine for a table but not for a picture. Fix: {fix}.",
@@ -456,7 +456,7 @@ def _warn_of_flattened(owner: str, obs_space: spaces.Dict, keys: Iterable[str]) 
 
 
 class _PictureTstepEncoder(TstepEncoder):
-    """Embedded pictures beside rl2s, each through a linear layer, then one more of both."""
+    """Embedded pictures and embedded rl2s, joined by a linear layer."""
 
     def __init__(
         self,
@@ -506,7 +506,7 @@ class _PictureTstepEncoder(TstepEncoder):
 
     def inner_forward(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor | None) -> Tensor:
         pictures = [picture(obs[key]) for key, picture in zip(self.keys, self.pictures, strict=True)]
-        symlog = rl2s.sign() * rl2s.abs().log1p()  # rewards of any size, without statistics
+        symlog = rl2s.sign() * rl2s.abs().log1p()  # handles rewards of any size without statistics
         x = torch.cat([*pictures, self.rl2_in(symlog)], dim=-1)
         y: Tensor = self.out_norm(self.out(self.activation(x)))
         return y
@@ -514,29 +514,29 @@ class _PictureTstepEncoder(TstepEncoder):
 
 @gin.configurable(denylist=["obs_space", "rl2_dim"])
 class CNNTstepEncoder(_PictureTstepEncoder):
-    """Pictures through convolutions: Boxes (H, W), (H, W, C) or (C, H, W), e.g. uint8.
+    """Convolutions on pictures: Boxes (H, W), (H, W, C) or (C, H, W), e.g. uint8.
 
-    They come to the device as they are, and are scaled from their bounds to [-1, 1] there.
+    Pictures are transferred unchanged, and scaled from their bounds to [-1, 1] on the device.
 
     Args:
         obs_space: given by the agent.
         rl2_dim: given by the agent.
         cnn_type: @NatureishCNN, @IMPALAishCNN, @DrQCNN or your own, see `CNNType`.
-        channels_first: order of the axes; None takes the shorter of the first and the last for channels,
-            and says so once in the log.
+        channels_first: order of the axes; None takes the shorter of the first and the last axis for channels,
+            and logs this once.
         img_features: width of an embedded picture.
         rl2_features: width of the embedded previous reward and action.
         d_output: width of the result.
         out_norm: normalisation of the result.
         activation: name of the non-linearity.
-        drqv2_aug: in training, shift pictures at random by up to 4 pixels: all of a sequence alike. It never
-            happens while acting, nor in PPO, which evaluates what it has seen.
+        drqv2_aug: in training, shift pictures at random by up to 4 pixels, with one shift per sequence. This
+            does not apply while acting, nor in PPO, which has to evaluate the pictures that it acted on.
         aug_pct_of_batch: share of the sequences that are shifted.
-        hide_rl2s: feed zeros instead of previous reward and action.
-        hide_rewards: feed zeros instead of the previous reward only.
-        time_scale: see the index of the timestep in its episode, divided by this; None: not.
-        specify_obs_keys: names of the observations to use; all of them when None.
-    Raises: ValueError for unknown names, what is no picture, and pictures too small for cnn_type.
+        hide_rl2s: replace previous reward and action by zeros.
+        hide_rewards: replace only the previous reward by zeros.
+        time_scale: also use the index of the timestep in its episode, divided by this; None leaves it out.
+        specify_obs_keys: names of the observations to use; None for all.
+    Raises: ValueError for unknown names, other observations than pictures, and too small pictures.
     """
 
     def __init__(  # noqa: PLR0913 - every keyword is a gin setting
@@ -584,24 +584,24 @@ class CNNTstepEncoder(_PictureTstepEncoder):
 
 @gin.configurable(denylist=["obs_space", "rl2_dim"])
 class GridworldCNNTstepEncoder(_PictureTstepEncoder):
-    """Small maps whose cells hold ids, such as MiniGrid's (7, 7, 3): embeddings, then convolutions.
+    """Embeddings and convolutions on small maps of ids, such as MiniGrid's (7, 7, 3).
 
     Args:
         obs_space: given by the agent.
         rl2_dim: given by the agent.
-        cnn_type: the convolutions, see `CNNType`.
+        cnn_type: builds the convolutions, see `CNNType`.
         d_embedding: width of an embedded id; every channel has its own ids.
-        channels_first: order of the axes; None takes the shorter of the first and the last for channels.
+        channels_first: order of the axes; None takes the shorter of the first and the last axis for channels.
         img_features: width of an embedded map.
         rl2_features: width of the embedded previous reward and action.
         d_output: width of the result.
         out_norm: normalisation of the result.
         activation: name of the non-linearity.
-        hide_rl2s: feed zeros instead of previous reward and action.
-        hide_rewards: feed zeros instead of the previous reward only.
-        time_scale: see the index of the timestep in its episode, divided by this; None: not.
-        specify_obs_keys: names of the observations to use; all of them when None.
-    Raises: ValueError for unknown names, what is no map of ids, and maps too small for cnn_type.
+        hide_rl2s: replace previous reward and action by zeros.
+        hide_rewards: replace only the previous reward by zeros.
+        time_scale: also use the index of the timestep in its episode, divided by this; None leaves it out.
+        specify_obs_keys: names of the observations to use; None for all.
+    Raises: ValueError for unknown names, other observations than maps of ids, and too small maps.
     """
 
     def __init__(  # noqa: PLR0913 - every keyword is a gin setting
@@ -663,7 +663,7 @@ def _flat_width(owner: str, key: str, obs_space: spaces.Dict) -> int:
 
 
 def _choices(space: spaces.Space[Any]) -> list[tuple[int, int]]:
-    """Least value and number of values of each discrete factor; none for numbers."""
+    """Least value and number of values of each discrete factor; empty for other spaces."""
     if isinstance(space, spaces.Discrete):
         return [(int(space.start), int(space.n))]
     if isinstance(space, spaces.MultiDiscrete):
@@ -673,7 +673,7 @@ def _choices(space: spaces.Space[Any]) -> list[tuple[int, int]]:
 
 
 def _flatten(x: Tensor, choices: list[tuple[int, int]]) -> Tensor:
-    """(B, L, *shape) -> (B, L, width) float32."""
+    """Flatten x (B, L, *shape) to (B, L, width) float32, discrete factors as one-hots."""
     rows = x.reshape(*x.shape[:2], -1)
     if not choices:
         return rows.float()

@@ -14,23 +14,23 @@ _SPACINGS, _LABELS, _MEANS = ("symlog", "linear"), ("two_hot", "hl_gauss"), ("bi
 
 @gin.configurable
 class ValueBins(nn.Module):
-    """Translates between values and probabilities of bins.
+    """Converts between values and probabilities of bins.
 
     Bin centers are evenly spaced in z, where z = y ("linear") or sign(y) log(1 + |y| / unit) ("symlog"). With
-    mean_of "bins", an expectation is the mean of z, taken back to y: as robust to outliers as the spacing,
-    and for symlog below the true mean where outcomes are mixed. With "values" it is the mean of y itself, to
-    which the ends of a wide range add noise as long as they have any probability.
+    mean_of "bins", an expectation is the mean of z, converted back to y. This is robust to outliers, but with
+    symlog it is below the true mean of mixed outcomes. With "values" it is the mean of y itself, to which the
+    ends of a wide range add noise as long as they have any probability.
 
     Shapes: values (...) float <-> probabilities or logits (..., num_bins).
 
     Args:
-        num_bins: K.
-        low: value of the first center; values below count as it. In units of the critics, that is, times
-            the reward multiplier.
-        high: value of the last center.
+        num_bins: number of bins K.
+        low: value of the first center, in units of the critics (times the reward multiplier); lower values
+            are clipped to it.
+        high: value of the last center; higher values are clipped to it.
         spacing: "symlog" or "linear".
-        unit: values well below it are spaced evenly by "symlog", others by their logarithm.
-        labels: "two_hot", the two nearest centers; "hl_gauss", a Gaussian around the value.
+        unit: with "symlog", values well below this are spaced linearly, others logarithmically.
+        labels: "two_hot" uses the two nearest centers; "hl_gauss" uses a Gaussian around the value.
         sigma: standard deviation of that Gaussian, in bins.
         mean_of: "bins" or "values".
     Raises: ValueError for settings out of range.
@@ -74,29 +74,29 @@ class ValueBins(nn.Module):
         ends = self._to_z(torch.tensor([low, high], dtype=torch.float64))
         centers = torch.linspace(ends[0], ends[1], num_bins, dtype=torch.float64)
         self.register_buffer("centers", centers.float(), persistent=False)
-        # what probabilities weigh in an expectation, and what two-hot labels interpolate between
+        # Expectations are weighted means of the support, and two-hot labels interpolate between its entries.
         support = self._to_value(centers) if self.is_mean_of_values else centers
         self.register_buffer("support", support.float(), persistent=False)
 
     def encode(self, values: Tensor) -> Tensor:
-        """Probabilities of the bins that stand for values."""
+        """Convert values to probabilities of bins."""
         values = values.float()
         if self.labels == "hl_gauss":
             return self._hl_gauss(self._to_z(values))
         return self._two_hot(values if self.is_mean_of_values else self._to_z(values))
 
     def decode(self, logits: Tensor) -> Tensor:
-        """Expected values under the probabilities that logits stand for."""
+        """Convert logits of bins to expected values."""
         mean = F.softmax(logits.float(), dim=-1) @ self.support
         return mean if self.is_mean_of_values else self._to_value(mean)
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """-sum of labels times log-probabilities, (..., K) each, broadcast -> (...)."""
+        """Cross-entropy (...) of logits and labels, (..., K) each, broadcast."""
         logits = logits.float()
         return torch.logsumexp(logits, dim=-1) - (labels * logits).sum(-1)
 
     def _two_hot(self, x: Tensor) -> Tensor:
-        """The weights of two neighbours in `support` whose mean is x."""
+        """Weights of the two neighbours of x in `support`, with weighted mean x."""
         x = x.clamp(self.support[0], self.support[-1])
         above = torch.searchsorted(self.support, x.contiguous()).clamp(1, self.num_bins - 1)
         low, high = self.support[above - 1], self.support[above]
@@ -105,7 +105,7 @@ class ValueBins(nn.Module):
         return probs.scatter(-1, above[..., None] - 1, 1.0 - share).scatter(-1, above[..., None], share)
 
     def _hl_gauss(self, z: Tensor) -> Tensor:
-        """The mass that a Gaussian around z has in every bin, of that within all bins."""
+        """Probability mass of a Gaussian around z in each bin, normalised over all bins."""
         width = (self.centers[-1] - self.centers[0]) / (self.num_bins - 1)
         edges = torch.cat([self.centers - 0.5 * width, self.centers[-1:] + 0.5 * width])
         z = z.clamp(self.centers[0], self.centers[-1])

@@ -14,7 +14,7 @@ from .checks import require_above_zero
 
 @gin.configurable
 class WeighByReward(RunningStatistics):
-    """Losses of long horizons have less weight if every timestep is rewarded, and full weight if few are.
+    """Weights that reduce the losses of long horizons if most timesteps are rewarded.
 
         w_g = (k_g sigma_g)^2 / max over discounts
         k_g = min(1, max(1 - g, 1 / max_horizon) / p),  p = min(1, rare E[|r|]^2 / E[r^2])
@@ -22,19 +22,21 @@ class WeighByReward(RunningStatistics):
     sigma_g is the standard deviation of the targets of discount g. k_g converts a return to a mean reward per
     timestep: a return sums about 1 / (1 - g) timesteps, of which a share E[|r|]^2 / E[r^2] is rewarded
     (exactly, if all rewards other than 0 are equal). With `rare` = 10, a horizon with a tenth of a reward on
-    average has full weight: in nine of ten cases it holds a single reward, so there is nothing to average.
+    average has full weight: it rarely contains more than one reward, so there is nothing to average.
 
     Reason: the layers that all discounts share then learn from the discounts whose returns distinguish
     actions. If all discounts have equal weight and actions are rewarded immediately, most of the variance of
     a long-horizon return is noise, and recall is learned late or not at all.
     Source: ours. Off: `loss_weights = None` (published).
+    Effect: the area under learning curves is 0.15 [0.12, 0.18] larger with it (docs/algorithm.md).
 
     Shapes: `weights` is (G, 1).
 
     Args:
-        beta: rate of the moving averages of |r| and r^2; higher at first, so that their start has no weight.
+        beta: rate of the moving averages of |r| and r^2; higher at first, so that the initial values have no
+            weight.
         rare: see above; with infinity, every return is divided by its horizon.
-        max_horizon: timesteps; longer horizons have the weight of this one.
+        max_horizon: in timesteps; longer horizons have the weight of this one.
     """
 
     reward_sizes: Tensor
@@ -48,7 +50,7 @@ class WeighByReward(RunningStatistics):
         self.beta, self.rare, self.max_horizon = beta, rare, max_horizon
 
     def build(self, discounts: Sequence[float]) -> None:
-        """Take the discounts of the agent, in the order of its losses."""
+        """Set the discounts of the agent, in the order of its losses."""
         self.register_buffer("reward_sizes", torch.zeros(2))  # means of |r| and r^2
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         self.register_buffer("pending", torch.zeros(3), persistent=False)  # sums of |r| and r^2, and number
@@ -77,7 +79,7 @@ class WeighByReward(RunningStatistics):
 
     @torch.no_grad()
     def commit(self) -> None:
-        """Move the averages, without waiting for a GPU."""
+        """Update the averages, without waiting for a GPU."""
         *sizes, n = self.pending.unbind()
         moves = n > 0
         self.updates += moves

@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: the settings of a run, its environments, its greedy evaluation."""
+"""Shared code of the scripts in this folder: settings of a run, environments, and greedy evaluation."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ EVAL_SEED = 10_000
 
 @dataclass(frozen=True)
 class Settings:
-    """One training run, in words that every library has.
+    """One training run, in terms that all libraries share.
 
-    env: gymnasium id. obs_indices: the entries of the observation that are shown; None for all. rollout:
-    timesteps per environment between updates. updates: rollouts of the whole run. evaluate_every: rollouts
-    between evaluations. minibatches: per pass over a rollout. hidden: widths of the layers of the policy
-    and of those of the value, tanh in the peers. lstm: hidden units of the LSTM in front of them; 0 for none.
-    lstm_critic: `shared` with the policy, or its `own`. critic_loss_weight: of the mean squared error.
+    env: gymnasium id. obs_indices: the visible entries of the observation; None for all. rollout: timesteps
+    per environment between updates. updates: number of rollouts in the run. evaluate_every: rollouts between
+    evaluations. minibatches: number per pass over a rollout. hidden: widths of the layers of the policy and
+    of the value function, tanh in the peers. lstm: hidden units of the LSTM before them; 0 for none.
+    lstm_critic: `shared` with the policy, or its `own`. critic_loss_weight: weight of the mean squared error.
     normalize: standardise observations and values by running statistics. The learning rate falls linearly to
-    zero over the run. threads: of torch.
+    zero over the run. threads: number of torch threads.
     """
 
     env: str
@@ -59,7 +59,7 @@ class Settings:
 
 
 class ShownEntries(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
-    """Shows some entries of a flat observation only, which hides, say, velocities."""
+    """Shows only some entries of a flat observation, to hide velocities, for example."""
 
     def __init__(self, env: gym.Env[np.ndarray, Any], indices: tuple[int, ...]) -> None:
         super().__init__(env)
@@ -76,7 +76,7 @@ class ShownEntries(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
 
 
 def env_makers(settings: Settings, number: int) -> list[Callable[[], gym.Env[Any, Any]]]:
-    """Recipes of `number` environments, as gymnasium's and SB3's vector environments take them."""
+    """Factories of `number` environments, for the vector environments of gymnasium and SB3."""
 
     def make() -> gym.Env[Any, Any]:
         env = gym.make(settings.env)
@@ -93,8 +93,8 @@ def make_eval_envs(settings: Settings) -> gym.vector.VectorEnv[Any, Any, Any]:
 def mean_return(envs: gym.vector.VectorEnv[Any, Any, Any], act: ActFn) -> float:
     """Mean return of one episode in each environment.
 
-    act: takes observations (N, ...) and is_first (N,) bool, returns actions. Episodes that ended wait for the
-    others, so that short ones do not count more often.
+    act: takes observations (N, ...) and is_first (N,) bool, returns actions. Environments wait after their
+    first episode, so that short episodes do not count more often.
     """
     obs, _ = envs.reset(seed=EVAL_SEED)
     is_first, running = np.ones(envs.num_envs, bool), np.ones(envs.num_envs, bool)
@@ -108,7 +108,7 @@ def mean_return(envs: gym.vector.VectorEnv[Any, Any, Any], act: ActFn) -> float:
 
 
 def read_settings() -> Settings:
-    """The settings from the only command-line argument, a JSON object."""
+    """Read the settings from the only command-line argument, a JSON object."""
     given = json.loads(sys.argv[1])
     for key in ("obs_indices", "hidden"):
         given[key] = None if given.get(key) is None else tuple(given[key])
@@ -116,9 +116,9 @@ def read_settings() -> Settings:
 
 
 def report_run(settings: Settings, train: Callable[[int], None], act: ActFn, about: dict[str, Any]) -> None:
-    """Train between evaluations, and print a JSON line per evaluation; its time is not counted.
+    """Train between evaluations, and print a JSON line per evaluation; evaluations are not timed.
 
-    train: called with a number of rollouts. about: printed first.
+    train: called with a number of rollouts. about: information that is printed first.
     """
     print(json.dumps(about), flush=True)
     envs, seconds, updates = make_eval_envs(settings), 0.0, 0

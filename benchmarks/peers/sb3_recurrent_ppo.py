@@ -1,10 +1,10 @@
-"""Recurrent PPO with sb3-contrib, set up as its documentation shows. Started by ../peers_ppo.py.
+"""Recurrent PPO with sb3-contrib, set up according to its documentation. Started by ../peers_ppo.py.
 
     cd benchmarks && PYTHON_OF_THE_PEERS -m peers.sb3_recurrent_ppo '{"env": "CartPole-v1", "updates": 10,
         "evaluate_every": 10, "obs_indices": [0, 2], "hidden": [64], "lstm": 64}'
 
-A shared LSTM learns from the policy's gradient only in sb3-contrib; `lstm_critic` = `own` gives the critic
-one of its own, which is the library's default.
+In sb3-contrib, a shared LSTM learns only from the policy's gradient. `lstm_critic` = `own` gives the critic a
+separate LSTM, which is the library's default.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from .common import Settings, env_makers, read_settings, report_run
 
 
 def make_envs(settings: Settings) -> VecEnv:
-    """The environments; standardised as the library does it, observations and the size of rewards."""
+    """Make the environments; with `normalize`, the library standardises observations and scales rewards."""
     envs = DummyVecEnv(env_makers(settings, settings.num_envs))
     return VecNormalize(envs, gamma=settings.gamma) if settings.normalize else envs
 
 
 def make_model(settings: Settings) -> Any:
-    """The settings in the library's words; nothing is written to disk."""
+    """Build the model from the settings; nothing is written to disk."""
     has_own = settings.lstm_critic == "own"
     models: list[Any] = []
 
     def learning_rate(_: float) -> float:
-        """Falls over the whole run; the argument counts from the start of each call of learn()."""
+        """Linear decay over the whole run; the argument only covers a single call of learn()."""
         total = settings.updates * settings.env_steps_per_update
         return settings.learning_rate * max(0.0, 1 - (models[0].num_timesteps if models else 0) / total)
 
@@ -69,7 +69,7 @@ def make_model(settings: Settings) -> Any:
 
 
 def main() -> None:
-    """Train, and report as common.py says."""
+    """Train, and report by `report_run`."""
     settings = read_settings()
     torch.set_num_threads(settings.threads)
     model, state = make_model(settings), None

@@ -1,10 +1,11 @@
-"""Feed-forward PPO with skrl, set up as its documentation shows. Started by ../peers_ppo.py.
+"""Feed-forward PPO with skrl, set up according to its documentation. Started by ../peers_ppo.py.
 
     cd benchmarks && PYTHON_OF_THE_PEERS -m peers.skrl_ppo '{"env": "CartPole-v1", "updates": 10,
         "evaluate_every": 10}'
 
-Gymnasium's SyncVectorEnv keeps its own autoreset (the step after an end only resets), since skrl bootstraps a
-truncated episode from the observation that step returns. Those extra rows count as env steps, as skrl counts.
+Gymnasium's SyncVectorEnv keeps its default autoreset (the step after an end only resets), since skrl
+bootstraps a truncated episode from the observation that step returns. These extra rows count as env steps,
+following skrl.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Spaces = dict[str, gym.Space[Any]]
 
 
 def tanh_layers(width: int, hidden: tuple[int, ...], out: int) -> nn.Sequential:
-    """An MLP of tanh layers and a linear one."""
+    """An MLP of tanh layers and a linear output."""
     layers: list[nn.Module] = []
     for size in hidden:
         layers += [nn.Linear(width, size), nn.Tanh()]
@@ -39,7 +40,7 @@ def tanh_layers(width: int, hidden: tuple[int, ...], out: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(width, out))
 
 
-class CategoricalPolicy(CategoricalMixin, Model):  # type: ignore[misc]  # skrl is not installed beside mypy
+class CategoricalPolicy(CategoricalMixin, Model):  # type: ignore[misc]  # skrl is not installed where mypy runs
     """Policy of a Discrete action space."""
 
     def __init__(self, spaces: Spaces, hidden: tuple[int, ...]) -> None:
@@ -65,7 +66,7 @@ class GaussianPolicy(GaussianMixin, Model):  # type: ignore[misc]
 
 
 class Value(DeterministicMixin, Model):  # type: ignore[misc]
-    """State value."""
+    """State value function."""
 
     def __init__(self, spaces: Spaces, hidden: tuple[int, ...]) -> None:
         Model.__init__(self, **spaces, device="cpu")
@@ -77,7 +78,7 @@ class Value(DeterministicMixin, Model):  # type: ignore[misc]
 
 
 def ppo_cfg(settings: Settings, observation_space: gym.Space[Any]) -> PPO_CFG:
-    """The settings in skrl's words; nothing is written to disk."""
+    """The settings in skrl's form; nothing is written to disk."""
     cfg = PPO_CFG(
         rollouts=settings.rollout,
         learning_epochs=settings.epochs,
@@ -92,7 +93,7 @@ def ppo_cfg(settings: Settings, observation_space: gym.Space[Any]) -> PPO_CFG:
         value_loss_scale=settings.critic_loss_weight,
         time_limit_bootstrap=True,
     )
-    cfg.learning_rate_scheduler = torch.optim.lr_scheduler.LinearLR  # which skrl steps once per epoch
+    cfg.learning_rate_scheduler = torch.optim.lr_scheduler.LinearLR  # skrl steps it once per epoch
     steps = settings.updates * settings.epochs
     cfg.learning_rate_scheduler_kwargs = {"start_factor": 1.0, "end_factor": 0.0, "total_iters": steps}
     if settings.normalize:
@@ -104,7 +105,7 @@ def ppo_cfg(settings: Settings, observation_space: gym.Space[Any]) -> PPO_CFG:
 
 
 def main() -> None:
-    """Train, and report as common.py says."""
+    """Train, and report by `report_run`."""
     settings = read_settings()
     logging.getLogger("skrl").setLevel(logging.ERROR)
     torch.set_num_threads(settings.threads)

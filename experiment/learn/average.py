@@ -28,7 +28,8 @@ class WeightAverage:
 
     Reason: the policy of the newest weights can lose within some updates what it had learned, and learn it
     again; the average does so less.
-    Off: Learner.weight_average = None.
+    Off: `Learner.weight_average = None`.
+    Effect: none in short runs (docs/algorithm.md); it was added for CartPole-v1.
     Source: Polyak & Juditsky 1992; the growing window is polynomial-decay averaging, Shamir & Zhang 2013,
         arXiv:1212.1824.
 

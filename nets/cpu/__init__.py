@@ -1,4 +1,4 @@
-"""Faster ways on the CPU to what torch, or the general code of this package, computes there too.
+"""Faster CPU versions of computations in torch or in the general code of `nets`.
 
 Each gives the same results up to rounding. `IS_ON = False` switches all of them off.
 """
@@ -12,5 +12,5 @@ IS_ON = True
 
 
 def serves(x: Tensor) -> bool:
-    """True where the code of this package is to be used: on the CPU, unless torch.compile makes its own."""
+    """True if x should be computed by this package: on the CPU, unless torch.compile generates the code."""
     return IS_ON and x.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -1,4 +1,4 @@
-"""Attention on the CPU, whose kernel also goes through what a mask hides."""
+"""Attention on the CPU that skips masked keys, which torch's kernel does not."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch.nn import functional as F
 
 from ..recurrence import in_full_precision
 
-_QUERIES = 48  # taken together; 32 to 64 took the same time
+_QUERIES = 48  # queries per block; 32 to 64 perform alike
 
 
-@in_full_precision  # The gradient in bfloat16 takes four times as long as in float32.
+@in_full_precision  # the gradient in bfloat16 takes four times as long as in float32
 def sdpa_in_parts(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, is_causal: bool
 ) -> Tensor:
-    """As F.scaled_dot_product_attention, for some queries at a time and the keys that these may see."""
+    """Compute F.scaled_dot_product_attention for a block of queries at a time, over the keys that it sees."""
     kernel = F.scaled_dot_product_attention
     if mask is None or mask.dtype != torch.bool:
         return kernel(q, k, v, mask, dropout, is_causal)
@@ -43,7 +43,7 @@ def _spans(x: Tensor, spans: Sequence[slice]) -> tuple[Tensor, ...]:
 
 
 class _Spans(torch.autograd.Function):
-    """Overlapping spans of x (B, H, S, E). Autograd would add up a whole gradient for each of them."""
+    """Overlapping spans of x (B, H, S, E). Autograd would sum a gradient of full size for each of them."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, spans: Sequence[slice]) -> tuple[Tensor, ...]:

@@ -1,9 +1,9 @@
-"""Training through small gated recurrent units on the CPU, where torch's own backward pass is slow.
+"""Training of small gated recurrent units on the CPU, where torch's own backward pass is slow.
 
-Torch records a dozen operations per timestep there and adds up the gradient of the weights step by step.
-Here the forward pass is torch's without a record, and the backward pass finds the gates of all timesteps at
-once, from the outputs; what is left to do step by step are four operations. That is up to twice as fast
-where a timestep has few numbers, and slower where it has many.
+Torch records a dozen operations per timestep and sums the gradient of the weights step by step. Here the
+forward pass is torch's without recording, and the backward pass recomputes the gates of all timesteps at once
+from the outputs; only four operations remain per timestep. This is up to twice as fast for small batches and
+widths, and slower for large ones.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from torch.nn import functional as F
 
 from . import serves
 
-_MANY = 1536  # rows times width, from which on torch was as fast (16 to 24 rows of 64, 8 to 16 of 128)
-_MANY_WITH_RESETS = 2560  # likewise, where torch has to stop at every reset (20 rows of 128)
+# Above this batch size times width, torch's own GRU is as fast (16 to 24 rows of 64, 8 to 16 of 128).
+_MANY = 1536
+# The same limit if torch has to stop at every reset (20 rows of 128).
+_MANY_WITH_RESETS = 2560
 
 
 def is_faster_for(seq: Tensor, width: int, *, has_resets: bool = False) -> bool:
-    """True where `run_gru` should take the place of torch.nn.GRU: few numbers, with gradients, on the CPU.
+    """True if `run_gru` should replace torch.nn.GRU: small inputs, with gradients, on the CPU.
 
-    seq: (B, L, D). width: H. Not under autocast, whose precision torch.nn.GRU knows.
+    seq: (B, L, D). width: H. False under autocast, whose precision only torch.nn.GRU follows.
     """
     is_small = seq.shape[0] * width <= (_MANY_WITH_RESETS if has_resets else _MANY)
     return is_small and torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu") and serves(seq)
@@ -36,13 +38,13 @@ def is_faster_for(seq: Tensor, width: int, *, has_resets: bool = False) -> bool:
 def run_gru(
     seq: Tensor, state: Tensor, layers: Sequence[Sequence[Tensor]], resets: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What torch.nn.GRU computes, batch first, with the same gradients; second derivatives are refused.
+    """Compute torch.nn.GRU, batch first, with the same gradients; second derivatives are not supported.
 
     Args:
         seq: (B, L, D) float.
         state: (n_layers, B, H) float.
         layers: the weights of each layer, in the order of torch.nn.GRU.all_weights.
-        resets: (B, L) bool, True where the state before counts as zero.
+        resets: (B, L) bool, True where the previous state counts as zero.
     Returns: (B, L, H) and the state after the last timestep.
     """
     x, last = rearrange(seq, "b l d -> l b d").contiguous(), []
@@ -54,16 +56,16 @@ def run_gru(
 
 
 class _GRULayer(torch.autograd.Function):
-    """One layer, time first: x (L, B, D), state before (B, H) -> states after each timestep (L, B, H).
+    """One layer, time first: x (L, B, D), initial state (B, H) -> states after each timestep (L, B, H).
 
-    forgets: (L, B, 1) bool or None, True where the state before counts as zero.
+    forgets: (L, B, 1) bool or None, True where the previous state counts as zero.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, before: Tensor, forgets: Tensor | None, *weights: Tensor) -> Tensor:
         ctx.cuts = [] if forgets is None else forgets.any(1).flatten().nonzero().flatten().tolist()
         ctx.forgets, parts, state = forgets, [], before
-        for start, stop in pairwise(sorted({0, *ctx.cuts, len(x)})):  # whole stretches at once
+        for start, stop in pairwise(sorted({0, *ctx.cuts, len(x)})):  # one call between two resets
             if forgets is not None:
                 state = state.masked_fill(forgets[start], 0.0)
             parts.append(torch.gru(x[start:stop], state[None], weights, True, 1, 0.0, False, False, False)[0])
@@ -83,10 +85,10 @@ class _GRULayer(torch.autograd.Function):
         state_r, state_z, state_n = F.linear(before, w_state, b_state).chunk(3, -1)
         r, z = torch.sigmoid(in_r + state_r), torch.sigmoid(in_z + state_z)
         n = torch.tanh(in_n + r * state_n)
-        # Derivatives of a state by what the gates are made of: all are factors of the state's own gradient.
+        # Derivatives of a state with respect to the inputs of its gates: factors of the state's gradient.
         by_n = (1.0 - z) * (1.0 - n.square())
         by_r, by_z = by_n * state_n * r * (1.0 - r), (before - n) * z * (1.0 - z)
-        factors = torch.stack([by_r, by_z, by_n * r], dim=2)  # (L, B, 3, H), of the state's share
+        factors = torch.stack([by_r, by_z, by_n * r], dim=2)  # (L, B, 3, H), for the state's inputs
         grads, per_gate = torch.empty_like(after), torch.empty_like(factors)
         carried, cuts = torch.zeros_like(first), set(ctx.cuts)
         steps = (range(len(x)), *(s.unbind(0) for s in (grad, z, factors, grads, per_gate)))

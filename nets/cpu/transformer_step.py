@@ -1,8 +1,8 @@
-"""A Transformer's step with as little around its matrix products as possible.
+"""A Transformer's step with as little overhead around its matrix products as possible.
 
-For a dozen environments, a step is some hundred operations on a few kilobytes each, and calls of modules and
-what could be computed for all layers at once take as long as all products. What heads read, and the ring that
-they read, are those of every device; only the projections around them are written out here.
+For a dozen environments, a step is about a hundred operations on a few kilobytes each. Calls of modules, and
+work that could be done for all layers at once, then cost as much as all matrix products. Attention and its
+ring of keys are the general ones; only the projections around them are written out here.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from ..mlp import RMSNorm
 from ..positions import HeadPositions
 from ..timeline import Timeline
 
-_TABLE = 16_384  # timesteps whose positions are kept, 24 MB at width 128; later ones are computed each time
+# Number of timesteps with stored positions (24 MB at width 128); later ones are computed in each step.
+_TABLE = 16_384
 
 
 class TransformerStep:
     """Steps of a Transformer for which `is_for` is True.
 
-    Weights are looked up in each step. What follows from gains and from mixtures of waves is kept until one
-    of these parameters is written to. Writes through `.data` and those of fused optimizers leave no trace,
-    nor does a hook that is added: make a new one of these after them, as the encoder's `train` and `eval` do.
+    Weights are looked up in each step. Products of gains and mixtures of waves are cached, and invalidated by
+    the `_version` of these parameters. Writes through `.data`, fused optimizers and new hooks do not change
+    it: build a new step after them, as the encoder's `train` and `eval` do.
 
     Args:
         inp: the input layer.
         layers: `TransformerLayer`s.
-        out_norm: normalisation of the result.
+        out_norm: normalisation of the output.
         head_positions: positions of queries and keys.
     """
 
@@ -51,7 +52,7 @@ class TransformerStep:
 
     @staticmethod
     def is_for(inp: nn.Module, layers: Sequence[Any], out_norm: nn.Module) -> bool:
-        """True for linear layers, layer norms, normalised queries and keys, plain residual sums, no hooks."""
+        """True for linear layers, layer norms, normalised queries and keys, residual sums, and no hooks."""
         parts = [inp, out_norm, *(part for layer in layers for part in layer.modules())]
         has_hooks = any(part._forward_hooks or part._forward_pre_hooks for part in parts)
         has_versions = not any(x.is_inference() for part in parts for x in part.parameters())
@@ -70,7 +71,7 @@ class TransformerStep:
         return is_plain and not torch.is_grad_enabled() and cpu.serves(x)
 
     def __call__(self, x: Tensor, time_idxs: Tensor, states: Sequence[Any]) -> tuple[Tensor, list[Any]]:
-        """X (N, D_in) float32, time_idxs (N, 1) int64, states of layers -> (N, D) and the states after it."""
+        """Step all layers on x (N, D_in) float32, time_idxs (N, 1) int64; return (N, D) and new states."""
         timeline, after = Timeline(time_idxs, None), []
         cosines, sines, waves = self._positions(time_idxs)
         x = F.linear(x, self.inp["weight"], self.inp["bias"])
@@ -78,7 +79,7 @@ class TransformerStep:
             projected = F.linear(_layer_norm(x, norm_attn), qkv["weight"]).view(
                 len(x), 3, len(layer.heads), -1
             )
-            both = projected[:, :2].transpose(0, 1)  # queries and keys, which share operations
+            both = projected[:, :2].transpose(0, 1)  # queries and keys together, to share operations
             if waves:
                 both[:, :, : layer.num_with_waves].add_(waves[i])
             length = torch.linalg.vector_norm(both, dim=-1, keepdim=True)
@@ -103,10 +104,10 @@ class TransformerStep:
         self.stretch = gains.view(len(self.layers), 2, 1, 1, -1) * gains.shape[-1] ** 0.5
         self.turned_stretch = self.stretch.roll(gains.shape[-1] // 2, -1)
         self.mixture = torch.cat(parts[len(self.gains) :]) if self.mixtures else None
-        self.made_of, self.parts = made_of, parts  # kept, as the id of one that is gone may come again
+        self.made_of, self.parts = made_of, parts  # keeping the parts prevents reuse of their ids
 
     def _positions(self, time_idxs: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
-        """For each layer, return factors of queries and keys (2, N, H, E), and what heads with waves add."""
+        """Cosine and sine factors (2, N, H, E) of queries and keys for each layer, and waves to add."""
         self._refresh()
         rows, shape = self._rows(time_idxs), self.head_positions.frequencies.shape
         cos, sin = rows[:, : 2 * shape.numel()].view(len(rows), 2, *shape).unbind(1)
@@ -118,7 +119,7 @@ class TransformerStep:
         return (self.stretch * cos).unbind(), (self.turned_stretch * sin).unbind(), waves
 
     def _rows(self, time_idxs: Tensor) -> Tensor:
-        """(N, ...) cosines, sines and waves of timesteps."""
+        """Cosines, sines and waves of timesteps, (N, ...)."""
         newest = int(time_idxs.max())
         if newest >= _TABLE:
             return self._computed(time_idxs)
@@ -133,7 +134,7 @@ class TransformerStep:
 
 
 def _parameters(module: nn.Module) -> Mapping[str, Tensor]:
-    """Where the module keeps them, so that one that is replaced is found there."""
+    """The module's own dict of parameters, so that replaced parameters are found."""
     return cast("Mapping[str, Tensor]", module._parameters)
 
 

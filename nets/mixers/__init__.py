@@ -1,1 +1,1 @@
-"""Mixers: one file per way of moving information along time, each with the trajectory encoder built on it."""
+"""Mixers: one file per mixer and the trajectory encoder that is built on it."""

@@ -1,4 +1,4 @@
-"""Fast and forgetful memory: sums of the past that fade and turn at many fixed rates."""
+"""Fast and forgetful memory: sums of the past that fade and rotate at many fixed rates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .parts import RotatingMixer
 
 
 class FFMMixer(RotatingMixer):
-    """Each of `d_trace` gated features fades at its own rate and is kept at `d_context` speeds of turning."""
+    """A memory of `d_trace` gated features, each with its own rate of decay and `d_context` frequencies."""
 
     def __init__(self, d_model: int, max_seq_len: int, *, d_trace: int = 32, d_context: int = 4) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class FFMMixer(RotatingMixer):
         self.state_shapes = {"h": (2, self.d_trace * self.d_context)}
 
     def _parts(self, x: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Also the output gate and the skip."""
+        """Inputs of the recurrence; output gate and skip."""
         width = x.shape[-1]
         trace, trace_gate, gate, skip = self.inp(x).split([self.d_trace] * 2 + [width] * 2, dim=-1)
         real = (trace * trace_gate.sigmoid()).float().repeat_interleave(self.d_context, dim=-1)
@@ -48,8 +48,8 @@ class FFMTrajEncoder(MixerTrajEncoder):
     """A trunk of fast and forgetful memories; settings of `MixerTrajEncoder` and these.
 
     Args:
-        d_trace: features that are remembered.
-        d_context: speeds of turning, which tell when something was seen.
+        d_trace: number of features that are remembered.
+        d_context: number of frequencies, which encode when something was seen.
     Source: Morad et al. 2023, arXiv:2310.04128.
     """
 

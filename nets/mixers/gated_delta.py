@@ -1,4 +1,4 @@
-"""Gated delta networks: each write replaces what the memory held under its key, and the memory fades."""
+"""Gated delta networks: each write replaces the value of its key in the memory, and the memory fades."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class GatedDeltaNetMixer(Mixer):
         self.state_shapes = {"conv": kept, "S": (self.n_heads, self.d_head, self.d_head)}
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What goes through the convolution, output gate, and write rate and log decay (..., H, 1)."""
+        """Input of the convolution, output gate, and write rate and log decay (..., H, 1)."""
         widths = [3 * self.d_model, self.d_model, self.n_heads, self.n_heads]
         qkv, z, rate, step_size = self.inp(x).split(widths, dim=-1)
         log_decay = -self.log_rate.exp() * F.softplus(step_size.float() + self.step_bias)
@@ -68,8 +68,8 @@ class GatedDeltaNetTrajEncoder(MixerTrajEncoder):
     """A trunk of gated delta networks; settings of `MixerTrajEncoder` and these.
 
     Args:
-        n_heads: heads, a divisor of d_model.
-        d_conv: timesteps that the convolution of queries, keys and values sees.
+        n_heads: number of heads, a divisor of d_model.
+        d_conv: width in timesteps of the convolution of queries, keys and values.
     Source: Yang et al. 2024, arXiv:2412.06464.
     """
 

@@ -1,4 +1,4 @@
-"""Linear attention that forgets: gated, with a decay of each key feature, or with fixed decays (RetNet)."""
+"""Linear attention with decay: gated, with a decay per key feature, or with fixed decays (RetNet)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEMPERATURE = 16.0
 
 
 class GLAMixer(MatrixMixer):
-    """Keys and values are summed up in one matrix per head, which fades; gated heads choose what to add."""
+    """A fading matrix per head that sums products of keys and values; gated heads choose their writes."""
 
     short_conv = 4
 
@@ -80,15 +80,15 @@ class GLATrajEncoder(MixerTrajEncoder):
     """A trunk of gated linear attention; settings of `MixerTrajEncoder` and these.
 
     Args:
-        n_heads: heads, a divisor of d_model and of expand_k * d_model.
+        n_heads: number of heads, a divisor of d_model and of expand_k * d_model.
         expand_k: width of queries and keys, in d_model.
-        decay: "gated": the input decides how fast each key feature fades and how much each head takes in;
-            "fixed": each head fades at a constant rate, as in a retentive network (without its rotation of
-            queries and keys), and takes in all.
+        decay: with "gated", the input controls how fast each key feature fades and how much each head writes;
+            with "fixed", each head fades at a constant rate and writes everything, as in a retentive network
+            (without its rotation of queries and keys).
         gate_rank: width of the bottleneck that decays are computed from.
-        gate_gain: factor of the first weights of the gate of what is taken in.
-    Source: Yang et al. 2024, arXiv:2312.06635, but for the gate of what is taken in; Sun et al. 2023,
-        arXiv:2307.08621 (RetNet).
+        gate_gain: factor of the first weights of the write gate.
+    Source: Yang et al. 2024, arXiv:2312.06635, except for the write gate; Sun et al. 2023, arXiv:2307.08621
+        (RetNet).
     """
 
     mixer_type = GLAMixer

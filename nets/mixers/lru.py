@@ -1,4 +1,4 @@
-"""A linear recurrence of complex numbers that turn and fade at learned, fixed rates."""
+"""A linear recurrence of complex numbers that rotate and fade at rates that do not depend on the input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .parts import RotatingMixer
 
 
 class LRUMixer(RotatingMixer):
-    """Linear recurrent unit; non-linear is the feed-forward part of the trunk alone."""
+    """Linear recurrent unit; the only non-linearity is in the feed-forward part of the trunk."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class LRUMixer(RotatingMixer):
         self.log_scale = nn.Parameter(0.5 * torch.log1p(-radius.square()))  # states begin with variance 1
         self.inp = nn.Linear(d_model, 2 * self.d_state, bias=False)
         self.out = nn.Linear(2 * self.d_state, d_model, bias=False)
-        self.skip = nn.Parameter(torch.zeros(d_model))  # the trunk has one of its own
+        self.skip = nn.Parameter(torch.zeros(d_model))  # 0, because the trunk already has a skip connection
         self.state_shapes = {"h": (2, self.d_state)}
 
     def _parts(self, x: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
@@ -57,11 +57,11 @@ class LRUTrajEncoder(MixerTrajEncoder):
     """A trunk of linear recurrent units; settings of `MixerTrajEncoder` and these.
 
     Args:
-        d_state: complex numbers in the state of a layer; None takes d_model.
-        r_min: least factor by which a state fades per timestep, at the start of training.
-        r_max: greatest factor.
-        max_phase: greatest angle in radians by which a state turns per timestep, at the start of training.
-            With small ones, states cannot tell which of the last timesteps was which.
+        d_state: number of complex numbers in the state of a layer; None means d_model.
+        r_min: smallest factor by which a state fades per timestep, at the start of training.
+        r_max: largest factor.
+        max_phase: largest angle in radians by which a state rotates per timestep, at the start of training.
+            With small angles, states do not distinguish the most recent timesteps.
     Source: Orvieto et al. 2023, arXiv:2303.06349.
     """
 

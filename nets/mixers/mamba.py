@@ -1,4 +1,4 @@
-"""Selective state spaces, in which the input decides what is kept: Mamba and Mamba-2."""
+"""Selective state spaces, in which the input controls the memory: Mamba and Mamba-2."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ..trunk import Mixer, MixerTrajEncoder, State
 from .parts import by_head, require_heads
 
 SCAN_BYTES = {"cpu": 2**23, "else": 2**27}
-"""Size of states, d_state times as wide as sequences, that are in memory at once: on a CPU in its cache."""
+"""Size of the states in memory at once, which are d_state times as wide as sequences; fits a CPU's cache."""
 
 
 def _initial_log_rates(num: int, max_seq_len: int) -> Tensor:
-    """(num,) for timescales spread up to the training window."""
+    """(num,) initial log rates, for timescales spread up to the training window."""
     return -(timescales(num, max_seq_len) * math.log(2.0)).log()
 
 
 class MambaMixer(Mixer):
-    """A diagonal state per feature, whose step size, input and output weights depend on the input."""
+    """A diagonal state per feature, with step sizes, input and output weights that depend on the input."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ def selective_scan(
     initial: Tensor,
     resets: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """h_t = exp(step_t rate) h_{t-1} + step_t x_t writes_t^T, read as y_t = h_t reads_t.
+    """Compute h_t = exp(step_t rate) h_{t-1} + step_t x_t writes_t^T, read as y_t = h_t reads_t.
 
     Shapes: step_sizes, x (B, L, D); writes, reads (B, L, S); rate (D, S); initial (B, D, S); resets (B, L).
     Returns: y (B, L, D) and the state after the last timestep (B, D, S).
@@ -117,7 +117,7 @@ def selective_scan(
 
 
 class Mamba2Mixer(Mixer):
-    """One decay per head, so that a chunk of a sequence is a few matrix products."""
+    """A state per head with a single decay, so that a chunk of a sequence takes a few matrix products."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Mamba2Mixer(Mixer):
         self.state_shapes = {"conv": kept, "S": (self.n_heads, self.d_state, self.d_head)}
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Gate, what goes through the convolution, and step sizes (..., H, 1)."""
+        """Gate, input of the convolution, and step sizes (..., H, 1)."""
         z, x, low = self.inp(x).split([self.width, self.width + 2 * self.d_state, self.n_heads], dim=-1)
         return z, x, F.softplus(low.float() + self.step_bias)[..., None]
 
@@ -185,8 +185,8 @@ class MambaTrajEncoder(MixerTrajEncoder):
     Settings are those of `MixerTrajEncoder` and these.
 
     Args:
-        d_state: numbers that each feature keeps.
-        d_conv: timesteps that the convolution before the state sees.
+        d_state: size of the state of each feature.
+        d_conv: width in timesteps of the convolution before the state.
         expand: width inside a layer, in d_model.
         select_gain: factor of the first weights that compute step sizes, writes and reads.
         gate_gain: factor of the first weights of step sizes.
@@ -204,10 +204,10 @@ class Mamba2TrajEncoder(MixerTrajEncoder):
     Settings are those of `MixerTrajEncoder` and these.
 
     Args:
-        d_state: numbers that each feature keeps.
-        d_conv: timesteps that the convolution before the state sees.
+        d_state: size of the state of each feature.
+        d_conv: width in timesteps of the convolution before the state.
         expand: width inside a layer, in d_model.
-        n_heads: groups of features that fade together, a divisor of expand * d_model.
+        n_heads: number of groups of features that fade together, a divisor of expand * d_model.
         gate_gain: factor of the first weights of step sizes.
         step_bias: first bias of step sizes, before softplus.
     Source: Dao & Gu 2024, arXiv:2405.21060.

@@ -1,4 +1,4 @@
-"""Recurrent cells whose gates see the input alone, so that a whole sequence is one linear recurrence."""
+"""Recurrent cells with gates that see only the input, so that a sequence is a single linear recurrence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..trunk import Mixer, MixerTrajEncoder, State
 
 
 class MinRNNMixer(Mixer):
-    """Base class: h_t = a_t * h_{t-1} + (1 - a_t) * candidate_t, with gates of the input at t."""
+    """Base class of h_t = a_t * h_{t-1} + (1 - a_t) * candidate_t, with both computed from the input at t."""
 
     num_gates: int
     short_conv = 4
@@ -46,11 +46,11 @@ class MinRNNMixer(Mixer):
 
     @abstractmethod
     def _log_odds(self, gates: Tensor) -> Tensor:
-        """Log of a / (1 - a) from (..., num_gates * width)."""
+        """Log of a / (1 - a), computed from gates (..., num_gates * width)."""
 
     def _decay_and_input(self, x: Tensor) -> tuple[Tensor, Tensor]:
         gates, candidate = self.inp(x).float().split([self.num_gates * self.width, self.width], dim=-1)
-        odds = self._log_odds(gates)  # in float32, as a decay close to 1 would be 1 in bfloat16
+        odds = self._log_odds(gates)  # float32: bfloat16 rounds a decay close to 1 to 1
         return odds.sigmoid(), (-odds).sigmoid() * candidate
 
     def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
@@ -64,7 +64,7 @@ class MinRNNMixer(Mixer):
 
 
 class MinGRUMixer(MinRNNMixer):
-    """One gate decides between keeping and writing."""
+    """A minimal GRU: a single gate for keeping and writing."""
 
     num_gates = 1
 
@@ -73,7 +73,7 @@ class MinGRUMixer(MinRNNMixer):
 
 
 class MinLSTMMixer(MinRNNMixer):
-    """A forget and an input gate, scaled to a sum of 1."""
+    """A minimal LSTM: a forget and an input gate, scaled to a sum of 1."""
 
     num_gates = 2
 

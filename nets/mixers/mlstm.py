@@ -1,4 +1,4 @@
-"""The matrix memory of xLSTM: exponential input gates and a read that is normalised by what was written."""
+"""The matrix memory of xLSTM: exponential input gates, and reads that are normalised by the sum of writes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..timescales import keeping_odds
 from ..trunk import MixerTrajEncoder
 from .parts import MatrixMixer, by_head, require_heads
 
-_GATE_CAP = 15.0  # gates before their non-linearity stay between plus and minus this
+_GATE_CAP = 15.0  # largest absolute value of a gate before its non-linearity
 
 
 class MLSTMMixer(MatrixMixer):
     """A matrix of values and a vector of keys per head; the vector is kept as one more column of values.
 
-    Input gates are exponentials of at most exp(15), so that sums over any sequence fit into float32
-    and no running maximum has to be carried along.
+    Input gates are exponentials of at most exp(15), so that sums over any sequence fit into float32 without a
+    running maximum.
     """
 
     short_conv = 4
@@ -70,10 +70,10 @@ class MLSTMTrajEncoder(MixerTrajEncoder):
     """A trunk of xLSTM's matrix memories; settings of `MixerTrajEncoder` and these.
 
     Args:
-        n_heads: heads, a divisor of d_model and of expand_k * d_model.
+        n_heads: number of heads, a divisor of d_model and of expand_k * d_model.
         expand_k: width of queries and keys, in d_model.
         gate_gain: factor of the first weights of gates.
-    Source: Beck et al. 2024, arXiv:2405.04517; layout and capped gates of Beck et al. 2025, arXiv:2503.13427.
+    Source: Beck et al. 2024, arXiv:2405.04517; layout and capped gates: Beck et al. 2025, arXiv:2503.13427.
     """
 
     mixer_type = MLSTMMixer

@@ -1,4 +1,4 @@
-"""What several mixers are made of."""
+"""Parts that several mixers share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..trunk import Mixer, State
 
 
 class MatrixMixer(Mixer):
-    """Base class of mixers whose whole state is one matrix "S" per head, which fades."""
+    """Base class of mixers with a fading matrix "S" per head as their only state."""
 
     @abstractmethod
     def _parts(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -21,7 +21,7 @@ class MatrixMixer(Mixer):
 
     @abstractmethod
     def _finish(self, y: Tensor, z: Tensor) -> Tensor:
-        """What was read (..., H, E) and the output gate (..., D) -> (..., D)."""
+        """Output (..., D) from reads (..., H, E) and the output gate (..., D)."""
 
     def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
         (q, k, v, log_decay), z = self._parts(x)
@@ -35,15 +35,15 @@ class MatrixMixer(Mixer):
 
 
 class RotatingMixer(Mixer):
-    """Base class of mixers whose whole state is complex numbers "h" that turn and fade at fixed rates."""
+    """Base class of mixers with a state "h" of complex numbers that rotate and fade at fixed rates."""
 
     @abstractmethod
     def _parts(self, x: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Any]:
-        """Decay, angle and inputs of the recurrence; what `_finish` needs beside its states."""
+        """Decay, angle and inputs of the recurrence; other inputs of `_finish`."""
 
     @abstractmethod
     def _finish(self, h: Tensor, beside: Any) -> Tensor:
-        """States (..., 2, E) -> (..., D)."""
+        """Output (..., D) from states (..., 2, E)."""
 
     def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
         parts, beside = self._parts(x)
@@ -57,17 +57,17 @@ class RotatingMixer(Mixer):
 
 
 def inverse_softplus(y: Tensor) -> Tensor:
-    """X with softplus(x) = y > 0."""
+    """Solve softplus(x) = y for x, with y > 0."""
     return y + torch.log(-torch.expm1(-y))
 
 
 def by_head(x: Tensor, n_heads: int) -> Tensor:
-    """(..., H * E) -> (..., H, E)."""
+    """View x (..., H * E) as (..., H, E)."""
     return x.view(*x.shape[:-1], n_heads, -1)
 
 
 def require_heads(owner: str, width: int, n_heads: int) -> int:
-    """The width of each head. Raises: ValueError if they do not divide `width`."""
+    """The width of each head. Raises: ValueError if n_heads does not divide `width`."""
     if n_heads < 1 or width % n_heads:
         raise ValueError(
             f"{owner}.n_heads is {n_heads}, which does not divide the width {width}. "

@@ -1,4 +1,4 @@
-"""A state space of complex numbers at HiPPO's frequencies, discretised with learned step sizes."""
+"""A state space of complex numbers with HiPPO's frequencies, discretised with learned step sizes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .parts import RotatingMixer
 
 
 class S5Mixer(RotatingMixer):
-    """x' = rate x + B u, read as y = 2 Re(C x) + D u; all inputs drive all states.
+    """A state space x' = rate x + B u, read as y = 2 Re(C x) + D u, with all inputs in all states.
 
-    A state stands for itself and its conjugate. Non-linear is the feed-forward part of the trunk alone.
+    A state represents itself and its conjugate. The only non-linearity is in the trunk's feed-forward part.
     """
 
     def __init__(
@@ -41,22 +41,22 @@ class S5Mixer(RotatingMixer):
         self.frequency = nn.Parameter(hippo_frequencies(self.d_state))
         steps = torch.empty(self.d_state).uniform_(math.log(min_step), math.log(max_step))
         self.log_step = nn.Parameter(steps)
-        # HiPPO's eigenvectors are orthonormal, so that in their axes normal weights are normal again.
+        # HiPPO's eigenvectors are orthonormal, so normal weights are normal in their basis, too.
         self.inp = nn.Linear(d_model, 2 * self.d_state, bias=False)
         self.out = nn.Linear(2 * self.d_state, d_model, bias=False)
-        self.skip = nn.Parameter(torch.zeros(d_model))  # the trunk has one of its own
+        self.skip = nn.Parameter(torch.zeros(d_model))  # 0, because the trunk already has a skip connection
         self.state_shapes = {"h": (2, self.d_state)}
-        with torch.no_grad():  # states begin with variance 1, also those that small steps move little
+        with torch.no_grad():  # all states begin with variance 1, including those with small steps
             decay, _, gain = self._discretised()
             self.inp.weight.view(2, self.d_state, -1).mul_(
                 ((1 - decay.square()).sqrt() / gain.norm(dim=0))[:, None]
             )
 
     def _discretised(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Decay and angle (S,) per timestep; what an input held for one adds (2, S)."""
+        """Decay and angle (S,) per timestep; gain (2, S) of an input that is constant for one timestep."""
         rate, step = self.log_rate.exp(), self.log_step.exp()
         log_decay, angle = -rate * step, self.frequency * step
-        # (exp(step eigenvalue) - 1) / eigenvalue
+        # The gain is (exp(step * eigenvalue) - 1) / eigenvalue.
         decay, change = log_decay.exp(), torch.expm1(log_decay)
         grown = torch.stack([change * angle.cos() - 2 * (angle / 2).sin() ** 2, decay * angle.sin()])
         size = rate.square() + self.frequency.square()
@@ -87,9 +87,9 @@ class S5TrajEncoder(MixerTrajEncoder):
     """A trunk of diagonal state spaces; settings of `MixerTrajEncoder` and these.
 
     Args:
-        d_state: complex numbers in the state of a layer; None takes half of d_model.
-        min_step: least step size, by which a state moves per timestep, at the start of training.
-        max_step: greatest step size.
+        d_state: number of complex numbers in the state of a layer; None means half of d_model.
+        min_step: smallest step size per timestep at the start of training.
+        max_step: largest step size.
     Source: Smith et al. 2023, arXiv:2208.04933.
     """
 

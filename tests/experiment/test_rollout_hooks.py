@@ -93,7 +93,7 @@ class Reviving(TinyAgent):
 def test_an_episode_that_has_ended_cannot_be_continued() -> None:
     collector = make_collector([2], sinks=[RecordingSink()], agent_type=Reviving)
     with pytest.raises(
-        ValueError, match=r"Reviving.post_env_step_modifications returned .*leave ended.*Fix:"
+        ValueError, match=r"Reviving.post_env_step_modifications returned .*must not continue.*Fix:"
     ):
         collector.collect(3)
 
