@@ -127,7 +127,6 @@ def _at_least_float32(x: Tensor) -> Tensor:
 
 def log_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """The scalar results of `Learner.update`, under the names used in logs."""
-
     return {_LOG_NAMES.get(name, name): value for name, value in metrics.items() if _is_scalar(value)}
 
 
