@@ -488,7 +488,7 @@ class Experiment(Settings):
         )
 
     def _overrides(self, *hooks: str) -> bool:
-        """Whether the user overrides a hook, in a derived class or on this object."""
+        """True if the user overrides a hook, in a derived class or on this object."""
         own = (getattr(getattr(self, hook), "__func__", None) is getattr(Experiment, hook) for hook in hooks)
         return not all(own)
 

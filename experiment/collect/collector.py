@@ -513,7 +513,7 @@ class Collector:
 
     @property
     def is_storable(self) -> bool:
-        """Whether `state_dict` can store the current state of the rollout."""
+        """True if `state_dict` can store the current state of the rollout."""
         if self.save_env_state is False:
             return False
         # A rollout interrupted in the middle of a step, for example by an error, cannot be resumed.

@@ -349,7 +349,7 @@ class PPOLearner(Trainer):
         last_kl, is_over, skipped_before = 0.0, False, self.learner.skipped_updates
         for i in range(self.update_epochs):
             num_before = len(self._kls)
-            # Details cost a good part of an update; only passes that may be the last one have them.
+            # Details cost a good part of an update; only one update of a pass that may be the last has them.
             has_details = self.target_kl is None and i < self.update_epochs - 1
             for part in sequences.shuffled_minibatches(pieces, self.minibatches, rng):
                 num_skipped = self.learner.skipped_updates
