@@ -328,7 +328,8 @@ class Experiment(Settings):
             self.max_seq_len,
         )
         if (own := getattr(self._policy, "obs_space", self.obs_space)) is not self.obs_space:
-            self.dataset.expect(build.layout_of(own, self.action_space))  # includes what the agent adds
+            # With the observations that the agent adds
+            self.dataset.expect(build.layout_of(own, self.action_space))
         optimizer = self.hooks.around("optimizer_init", self.init_optimizer, self._policy)
         if self.compile_learning:
             self._policy.compile_learning()
@@ -571,7 +572,7 @@ class Experiment(Settings):
         self.ctx.console.say(self.describe(env_summary))
 
     def describe(self, env_summary: str) -> str:
-        """A few lines that describe what runs where."""
+        """A few lines on the environments, agent and devices of this run."""
         num_params = sum(p.numel() for p in self.policy.trainable_params())
         observations = ", ".join(f"{key} {space}" for key, space in self.obs_space.spaces.items())
         memory = self.policy.action_memory
@@ -705,7 +706,7 @@ class Experiment(Settings):
         collector.wait()
         elapsed_s = time.perf_counter() - start_s
         stages = self.timer.step_figures(taken / self.parallel_actors)
-        taken = sum(gather(taken, self.accelerator))  # all processes; a stopped one took fewer
+        taken = sum(gather(taken, self.accelerator))  # all processes; one may have stopped early
         progress.env_steps += taken
         others = [name for one in self.hooks.callbacks for name in one.collect_figures]
         metrics = merge_episodes(collector.histories, self.accelerator).summary("collect", others)

@@ -368,7 +368,7 @@ def check_for_on_policy(settings: Settings, agent: str) -> None:
 
 # ---- a test run: one of everything in seconds, away from the real run's folder and data ----
 
-_FEW_SEQUENCES = 4  # per batch of a test run
+_FEW_SEQUENCES = 4  # sequences per batch of a test run
 
 
 def is_on_policy(agent_type: Any) -> bool:

@@ -156,7 +156,7 @@ def split_reference(reference: str) -> tuple[str, str]:
 
 
 def is_run_name(name: Any) -> bool:
-    """True if this can be the name of a run: of its folder, its artifacts, and a word on a command line."""
+    """True if this can be the name of a run: a folder, a part of artifact names, a word on a command line."""
     return (
         isinstance(name, str)
         and re.fullmatch(_PART, name) is not None
@@ -366,7 +366,8 @@ class WandbStore(ArtifactStore):
                     names = [_collection(f"{run}/{what}")]
                 for path in map(self._project_path, names):
                     if api.artifact_collection_exists(path, kind):
-                        infos += map(_info, reversed(list(api.artifacts(kind, path))))  # the newest is first
+                        # The newest comes first
+                        infos += map(_info, reversed(list(api.artifacts(kind, path))))
         return [info for info in infos if info.name]
 
     @contextlib.contextmanager

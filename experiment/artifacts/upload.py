@@ -62,7 +62,7 @@ class Uploads:
         self._facts = facts
         self._lock = threading.Lock()  # protects the waiting files
         self._active: Path | None = None  # the parcel that is being stored
-        # The newest; each begins when the previous one has ended
+        # The newest; each begins when the previous one has ended.
         self._thread: threading.Thread | None = None
         self._warned: set[tuple[type[Exception], str]] = set()
 
@@ -173,7 +173,7 @@ class Uploads:
 
 
 def _link(source: str | Path, target: str | Path) -> None:
-    """A second name for a file, or a copy where the file system has none."""
+    """Make a second name for a file, or a copy if the file system does not support that."""
     try:
         os.link(source, target)
     except OSError:

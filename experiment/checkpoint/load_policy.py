@@ -79,7 +79,7 @@ class LoadedPolicy:
     Attributes:
         agent: the agent itself, in evaluation mode.
         info: header of the file it was loaded from.
-        observation_space, action_space: of the environment.
+        observation_space, action_space: spaces of the environment.
         sample: draw actions from the policy; otherwise the most likely one is taken.
     """
 
@@ -141,7 +141,7 @@ class LoadedPolicy:
                 inputs, self._tensor(self._rl2s), self._tensor(self._time_idxs), self._hidden, self.sample
             )
         actions: np.ndarray = (chosen if self._code.has_integers else chosen.float()).cpu().numpy()
-        # A new array, because the memory may refer to the old one
+        # A new array, because the memory may refer to the old one.
         self._rl2s = np.zeros((self._num_envs, self._width), np.float32)
         self._code.write(actions, self._rl2s[:, 1:])
         self._has_acted = True
@@ -294,7 +294,7 @@ def _build_agent(
         except ImportError:
             raise
         except Exception as error:  # constructors may raise anything for settings from a file
-            # The part that gin adds does not name a file of the user
+            # The following lines are from gin and do not refer to files of the user.
             reason = str(error).split("\n", maxsplit=1)[0]
             if "Fix:" not in reason:
                 reason += (

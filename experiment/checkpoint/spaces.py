@@ -15,7 +15,7 @@ from ...data.spaces import PolicyActionSpace
 from ...envs import ActionMap, ObsLayout, Tokens, is_text
 
 _LONGEST_TEXT = 2**16
-# Limit for an observation and an action together; a Box keeps two bounds for each number
+# Limit for an observation and an action together; a Box keeps two bounds for each number.
 _MAX_NUMBERS = 2**26
 # Errors for values that do not describe a space; the AssertionErrors are from gymnasium.
 _UNUSABLE = (FormatError, LookupError, TypeError, ValueError, ArithmeticError, AssertionError, RecursionError)

@@ -457,7 +457,7 @@ def _key(key: Any) -> Any:
     )
 
 
-# ---- what is in a folder ----
+# ---- content of a folder ----
 
 
 def find_files(path: Path, name: str) -> Path:

@@ -380,7 +380,8 @@ def _find_include(name: str, included_from: Path, origin: Origin) -> Path:
     )
 
 
-# --- syntax in words ------------------------------------------------------------------------------------
+# --- explanations of syntax errors
+# ----------------------------------------------------------------------------
 
 
 def _syntax_problem(error: SyntaxError | tokenize.TokenError, file: str, text: str) -> str:

@@ -89,7 +89,7 @@ def _type_hints(thing: Any) -> dict[str, Any]:
     """Resolved annotations of a function or class; those that name something unimportable are left out."""
     found = {}
     for one in reversed(thing.__mro__) if isinstance(thing, type) else [inspect.unwrap(thing)]:
-        # A field is resolved in the module of its class
+        # A field is resolved in the module of its class.
         module = sys.modules.get(getattr(one, "__module__", ""))
         for name, annotation in getattr(one, "__annotations__", {}).items():
             holder = types.SimpleNamespace(__annotations__={name: annotation})

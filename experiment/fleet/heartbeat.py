@@ -345,7 +345,7 @@ class Pace:
 
 
 def write_pace(run_dir: Path, learner: Mapping[str, Any], beats: Sequence[Heartbeat]) -> None:
-    """Replace pace.json. learner: the record of its heartbeat. beats: of the run. Raises: OSError."""
+    """Replace pace.json. learner: record of its heartbeat. beats: those of the run. Raises: OSError."""
     actors = [beat for beat in beats if beat.role == "actor"]
     content = {
         **learner,

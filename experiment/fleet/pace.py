@@ -36,7 +36,7 @@ from .heartbeat import Heartbeat, Pace, newest_learner, read_heartbeats, read_pa
 from .shared_folder import SHARED, location_of
 
 DELETE_AFTER_S = 24 * 3600.0  # files of processes that ended longer ago are deleted
-WAIT_S = 0.2  # between two checks by a process that waits
+WAIT_S = 0.2  # interval between two checks by a process that waits
 POLL_S = 0.5  # longest time between two reads of the learner's report by an actor
 MIN_POLL_GAP_S = 0.05  # shortest time between two of them
 REMIND_S = 30.0
@@ -130,13 +130,13 @@ class ReplayRatio:
         self._forgotten = 0  # env steps of actors whose heartbeats are gone
         # In mode "both", all ranks collect as much as this process.
         self._num_collecting = ctx.accelerator.num_processes if ctx.role.does_both else 1
-        self._epoch_env_steps = 0  # in the running epoch
+        self._epoch_env_steps = 0  # env steps in the running epoch
         self._updates_left = 0  # updates before the next check
-        # Env steps before the next check; time of a check in any case
+        # Env steps before the next check; time of a check in any case.
         self._env_steps_left, self._poll_at_s = 0.0, 0.0
-        # Last sight of the learner; last warning of its absence
+        # Time when the learner was last seen; time of the last warning about its absence.
         self._seen_s, self._warned_s = time.monotonic(), -math.inf
-        self._waited_s = 0.0  # since the last call of `figures`
+        self._waited_s = 0.0  # seconds since the last call of `figures`
         self._has_reported_waiting = False
 
     # ---- called by every process ----
@@ -198,9 +198,9 @@ class ReplayRatio:
             began_at = state["began_at"]
             self._began_at = None if began_at is None else (int(began_at[0]), int(began_at[1]))
             known = self._counted(read_heartbeats(self.ctx.run_dir))
-            self._forgotten += max(0, state["env_steps"] - known)  # in a copy of the folder without status/
+            self._forgotten += max(0, state["env_steps"] - known)  # for a copy of the folder without status/
 
-    # ---- called where env steps are taken ----
+    # ---- calls where env steps are taken ----
 
     def after_env_steps(self, num_steps: int) -> None:
         """Count env steps that this process has taken; an actor waits if the learner is too far behind."""
@@ -298,7 +298,7 @@ class ReplayRatio:
                 "Start it again with --resume."
             )
 
-    # ---- called where updates are made, by all processes of a learner together ----
+    # ---- calls where updates are made, by all processes of a learner together ----
 
     def is_warm(self) -> bool:
         """True if actors have collected as much as mode "both" has when it begins to train."""

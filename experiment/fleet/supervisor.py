@@ -24,7 +24,7 @@ from types import TracebackType
 from ..process.exits import CONFIG_ERROR
 
 PARENT = "LOXODON_PARENT"  # environment variable: id of the process with which an actor ends
-GRACE_S = 10.0  # between SIGTERM and SIGKILL
+GRACE_S = 10.0  # seconds between SIGTERM and SIGKILL
 _PARENT_POLL_S = 0.5
 _KEPT_LOGS = 5  # number of earlier logs per actor
 _TAIL_LINES = 15
@@ -64,8 +64,8 @@ class _Actor:
     process: subprocess.Popen[bytes] | None = None
     start_s: float = 0.0  # monotonic; start of the running process, or of the next one
     num_starts: int = 0
-    num_short_runs: int = 0  # in a row
-    num_failures: int = 0  # in a row
+    num_short_runs: int = 0  # number in a row
+    num_failures: int = 0  # number in a row
     is_given_up: bool = False
 
 
@@ -259,7 +259,7 @@ def _describe(status: int) -> str:
 
 
 def _rotate_logs(path: Path) -> None:
-    """actor_0.log becomes actor_0.1.log, that becomes actor_0.2.log, and so on; the oldest goes."""
+    """Rename actor_0.log to actor_0.1.log, that to actor_0.2.log, and so on; the oldest is deleted."""
     names = [path, *(path.with_suffix(f".{i}.log") for i in range(1, _KEPT_LOGS + 1))]
     for older, newer in reversed(list(zip(names[1:], names, strict=False))):
         if newer.exists():

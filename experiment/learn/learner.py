@@ -168,7 +168,8 @@ class Learner:
         accelerator: device, precision and processes.
         compute_loss: (batch, log_step=) -> the result of `masked_losses`; the hook of Experiment.
         critic_loss_weight: weight of the critics' loss; that of the actor's loss is 1.
-        extra_loss_weights: by name, of `LossTerms.extra`, or of a mean "<name>_loss" that compute_loss adds.
+        extra_loss_weights: weights by name of a `LossTerms.extra`, or of a mean "<name>_loss" that
+            compute_loss adds.
         lr_warmup_steps: updates until the full learning rate is reached.
         grad_clip: largest global gradient norm, over the optimizer's parameters only; 0 or less: no limit.
         report_priorities: called with sources (W,) and priorities (W,) of every batch; None for no

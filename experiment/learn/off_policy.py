@@ -46,13 +46,13 @@ class OffPolicyTrainer(Trainer):
     """Trains on `num_batches` batches per epoch, once there are data.
 
     Args:
-        ctx: of the run.
+        ctx: context of the run.
         learner: its counters show whether an update was applied.
         dataset: refreshed before training.
         loader: makes its batches.
-        pace: says how many updates may be made, and when.
+        pace: decides how many updates may be made, and when.
         train_step: (batch or list of batches, log_step=) -> metrics: one update.
-        why_idle: says why there is nothing to train on.
+        why_idle: returns the reason why there is nothing to train on.
         batch_size: sequences of a batch.
         num_batches: per epoch and process.
         first_epoch: first epoch with updates.

@@ -163,7 +163,7 @@ class Pretraining(Callback):
         def compute_loss(batch: Any, log_step: bool) -> dict[str, Any]:
             with self.run.caster():
                 terms = of_run.model(batch, log_step)
-            # Extra terms belong to the run itself
+            # Extra terms belong to the run itself.
             return masked_losses(batch, dataclasses.replace(terms, extra={}))
 
         learner = Learner(

@@ -44,7 +44,7 @@ class ScaleRewards:
 
 @gin.configurable(allowlist=["shaper"])
 class RewardShaping:
-    """Rewards for training: of collected trajectories, and of relabelled ones in the same way.
+    """Shapes the rewards that training sees, of collected and of relabelled trajectories.
 
     Args:
         num_epochs: number of epochs of the run.

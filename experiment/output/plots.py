@@ -32,9 +32,9 @@ PANELS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 # Okabe and Ito's colours without yellow, which is too light for a line. Every line also has its own dash.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2), (1.5, 1.5), (6, 2, 1.5, 2))
-_LONGEST_LINE = 1 << 20  # bytes of a record
+_LONGEST_LINE = 1 << 20  # largest size of a record in bytes
 _LARGEST = 1e100  # largest figure: sums and squares of larger ones would overflow
-_LONGEST_NAME = 80  # letters
+_LONGEST_NAME = 80  # letters in a name
 _FEW = 15  # largest number of points of a line with markers
 Curves = dict[str, list[dict[str, float]]]
 

@@ -109,7 +109,7 @@ class RolloutBuffer(Sink):
         return hidden_state
 
     def restart(self) -> None:
-        """Forget everything; `begin` with all rows follows."""
+        """Forget everything; the next call is `begin` with all rows."""
         self._now, self.carried_state = 0, None
         if self._has_begun:
             self._rollout.finals, self._rollout.states = [], {}
@@ -125,7 +125,7 @@ class RolloutBuffer(Sink):
         if not self.history or not self._has_begun:
             return {}
         states = self._states_before(self._now)
-        if self.keeps_states and -self.burn_in not in states:  # in the middle of a rollout
+        if self.keeps_states and -self.burn_in not in states:  # the state is saved in the middle of a rollout
             return {}
         rollout, past = self._rollout, slice(self._now, self._now + self.history)
         return {

@@ -37,7 +37,7 @@ from .sequences import GatherIndices, Pieces, Results, RolloutTensors
 
 logger = logging.getLogger("loxodon")
 _STEPS_WITHOUT_GRADIENT = 2  # at least this many fit in the memory of one with gradient
-# Nats; far above the float32 error at a divergence of 0, far below the effect of any dropout
+# In nats; far above the float32 error at a divergence of 0, far below the effect of any dropout.
 _KL_ROUNDING = 1e-5
 _PRECISIONS = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -282,7 +282,7 @@ class PPOLearner(Trainer):
         """Precision of the agent's computations."""
         precision = _PRECISIONS[self.accelerator.mixed_precision]
         uses_tf32 = self.accelerator.device.type == "cuda" and torch.backends.cudnn.allow_tf32
-        # Float16 has as many digits
+        # A float16 number has as many digits as TF32.
         return torch.float16 if precision == torch.float32 and uses_tf32 else precision
 
     def _pieces(self, rollout: CollectedRollout) -> Pieces:
@@ -327,7 +327,7 @@ class PPOLearner(Trainer):
         if self.agent.context_len == 0:
             yield from tensors.all_timesteps().split(count)
             return
-        by_length = np.argsort(pieces.lengths, kind="stable")  # for little padding
+        by_length = np.argsort(pieces.lengths, kind="stable")  # so that there is little padding
         for index in np.array_split(by_length, min(count, len(pieces))):
             yield tensors.indices(pieces.take(index), tails=True)
 
@@ -387,7 +387,7 @@ class PPOLearner(Trainer):
                 batches,
                 with_metrics,
                 lambda found: self._may_step(found, counts),
-                looks=not self._kls,  # at the first minibatch of a rollout
+                looks=not self._kls,  # only at the first minibatch of a rollout
             )
         )
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 logger = logging.getLogger("loxodon")
 Content = TypeVar("Content")
-_MOST_BYTES = 1 << 28  # size of a text that is read at once
+_MOST_BYTES = 1 << 28  # largest text that is read at once, in bytes
 
 
 @contextlib.contextmanager

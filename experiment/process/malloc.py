@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # from malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # constants of malloc.h
 _NEVER = 2**31 - 1
 
 

@@ -9,7 +9,7 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-# The last is the warning of schedulers, and srun passes it on
+# The last is the warning of schedulers, and srun passes it on.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _ECHO_S = 1.0
 

@@ -10,9 +10,9 @@ import torch
 from ...envs import num_usable_cores
 
 logger = logging.getLogger("loxodon")
-# Multiply-adds of a forward pass; below this, threads on busy cores wait longer than they work
+# Multiply-adds of a forward pass; below this, threads on busy cores wait longer than they work.
 WORTH_MORE = 1e10
-_replaced: dict[int, int] = {}  # the number of threads before, by the number that was set here last
+_replaced: dict[int, int] = {}  # number of threads before the last change, by the number set then
 
 
 def choose_threads(wanted: int | None, work: float = 0.0) -> None:
@@ -28,7 +28,7 @@ def choose_threads(wanted: int | None, work: float = 0.0) -> None:
     """
     found = torch.get_num_threads()
     found = _replaced.get(found, found)  # the choice of an earlier run of this process is not a limit
-    # Number of processes that train together on this machine
+    # Number of processes that train together on this machine.
     num_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     limit = max(1, min(found, num_usable_cores() // num_local))
     if wanted is not None and wanted > limit:
