@@ -186,8 +186,8 @@ class Source:
     """Everything that was read, in order: later bindings replace earlier ones.
 
     warnings: texts about legal settings that are probably mistakes. files: as shown to the user. presets:
-        names
-    of the shipped files among all that were read, included ones too. imports: import statements of the files.
+    names of the shipped files among all that were read, included ones too. imports: import statements of the
+    files.
     problems: texts for an error. num_opened: files, and the overrides.
     """
 

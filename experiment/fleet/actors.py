@@ -23,8 +23,7 @@ _RANK_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_A
 _RANK_NAMES |= {"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"}
 _RANK_PREFIXES = ("TORCHELASTIC_", "ACCELERATE_USE_", "FSDP_")
 _KEPT = {"ACCELERATE_USE_CPU"}  # a choice of device that also holds for actors
-# The environment of a process that must not open a context on a GPU, which would take memory from the
-# learner.
+# Environment of a process that must not open a GPU context, which would take memory from the learner.
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
 
 
@@ -132,7 +131,7 @@ def this_program() -> list[str]:
 
 
 def library_program() -> list[str]:
-    """Words that start the command line of the library, for callers whose script is not it."""
+    """Words that start the command line of the library, for callers with a different script."""
     return [sys.executable, "-c", _ENTRY]
 
 
@@ -150,7 +149,7 @@ def without(words: Sequence[str], *names: str) -> list[str]:
 
 
 def actor_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of an actor: unbuffered, one BLAS thread, and no rank of its learner's."""
+    """The environment of an actor: unbuffered, one BLAS thread, and without the ranks of its learner."""
     kept = {
         name: value
         for name, value in environment.items()

@@ -2,7 +2,7 @@
 
 Every process replaces its `<run_dir>/status/<role>_<host>_<pid>_<start>.json` a few times per second. The
 status command reads them all, and so does the learner, which publishes what its actors need in
-`<run_dir>/status/pace.json`. An actor reads that one file, however many actors there are (pace.py).
+`<run_dir>/status/pace.json`. An actor reads only that file, so the number of actors does not matter.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ENDED_STATES = ("stopped", "failed", "finished")
 ROLES = ("both", "learner", "actor")
 STATUS_FOLDER = "status"
 PACE_FILE = "pace.json"
-PERIOD_S = 0.4  # between two heartbeats
+PERIOD_S = 0.4  # time between two heartbeats
 STALE_S = 30.0  # a process of another machine that has been silent for longer counts as dead
 LEARNER = LockPurpose(
     "learner",
@@ -47,10 +47,10 @@ LEARNER = LockPurpose(
     "processes may be as many as you like.",
 )
 _FORMAT = 1
-_NUM_FOR_SPEED = 26  # heartbeats; speeds are means over about 10 s
-_MIN_GAP_S = 0.05  # between two heartbeats, however often the state changes
+_NUM_FOR_SPEED = 26  # number of heartbeats; speeds are means over about 10 s
+_MIN_GAP_S = 0.05  # least time between two heartbeats, even if the state changes more often
 _CLOSE_TIMEOUT_S = 5.0  # limit, so that a file system that hangs does not keep a finished process
-_CLOCK_SLACK_S = 10.0  # the clock may be set between two looks at when a process began
+_CLOCK_SLACK_S = 10.0  # tolerance for the start time of a process, as the clock may be set
 _logger = logging.getLogger("loxodon")
 
 

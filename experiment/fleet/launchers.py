@@ -77,8 +77,8 @@ def connect_ray(address: str) -> Any:
 class SlurmJob:
     """A Slurm job: the command line of the library with these words.
 
-    Slurm's warning before a job is preempted or runs into its time limit ends it as SIGTERM would; the
-    learner saves a checkpoint, and the job, queued again, continues from there.
+    Slurm's warning before preemption or the time limit ends the job like SIGTERM: the learner saves a
+    checkpoint, and the job is queued again and continues from there.
 
     Attributes:
         main: function of the command line.

@@ -74,7 +74,7 @@ class Ratio:
 
 @gin.configurable(allowlist=["tolerance", "actor_processes"])
 class ReplayRatio:
-    """Counts what all actors collect, and makes learner and actors wait for each other.
+    """Counts the env steps of all actors, and makes learner and actors wait for each other.
 
     The main process of a learner aggregates the counters: it adds up the actors' env steps, decides how many
     updates may be made, and publishes the start of training in its heartbeat. An actor compares the steps of
@@ -268,8 +268,7 @@ class ReplayRatio:
 
         Before training, actors wait once they have taken `warm_up` steps, unless the learner still lacks
         data. There is no waiting before a learner starts, nor after it has finished. Actors do wait for a
-        dead
-        learner: it is expected to restart, and is already behind.
+        dead learner: it is expected to restart, and is already behind.
         """
         pace = read_pace(self.ctx.run_dir)
         self._warn_without_learner(pace)

@@ -27,8 +27,7 @@ class WeightAverage:
     tenth of all updates since, and in the end the last 1 / rate updates.
 
     Reason: the policy of the newest weights oscillates: it can lose a skill within a few updates, and learn
-        it
-    again. The average does so less.
+    it again. The average does so less.
     Off: `Learner.weight_average = None`.
     Effect: none in short runs (docs/algorithm.md); it was added for CartPole-v1.
     Source: Polyak & Juditsky 1992; the growing window is polynomial-decay averaging, Shamir & Zhang 2013,

@@ -41,7 +41,7 @@ PEAK_SHARE = 0.9
 """Weight of the largest TD error in a window's priority; the mean has the rest (eta of R2D2)."""
 _LOG_NAMES = {"Loss": "loss", "Actor Loss": "actor_loss", "Critic Loss": "critic_loss"}
 _MASKS = ("Actor Mask", "Critic Mask")
-_EXTRA, _EXTRA_MASK = "{}_loss", "{}_mask"  # the mean and the mask of an extra term, by its name
+_EXTRA, _EXTRA_MASK = "{}_loss", "{}_mask"  # names of the mean and the mask of an extra term
 _ON_NAN = ("stop", "stop_at_once", "skip")
 _FIND_FIRST = (
     "run again, with --resume if there is a checkpoint, and with Learner.on_nan = 'stop_at_once', which "

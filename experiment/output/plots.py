@@ -48,9 +48,8 @@ def read_curves(metrics_file: Path) -> Curves:
     """For every figure of a metrics.jsonl, its points: `value`, `env_steps`, `gradient_steps`, `wall_s`.
 
     wall_s: seconds of collecting, learning and evaluating up to there. Records in which a figure is not a
-        number
-    are skipped, and so is a last line that is still being written. A warning counts other lines that are not
-    records, or have numbers that cannot be drawn.
+    number are skipped, and so is a last line that is still being written. A warning counts other lines that
+    are not records, or have numbers that cannot be drawn.
 
     Raises: OSError if the file cannot be read.
     """

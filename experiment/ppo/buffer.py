@@ -101,7 +101,7 @@ class RolloutBuffer(Sink):
         self._rollout: CollectedRollout  # set by the first `begin`
 
     def before_act(self, agent: OnPolicyAgent, hidden_state: Any) -> Any:
-        """Return `carried_state`, if any, and keep the hidden state if a sequence may begin here."""
+        """Return `carried_state` or else `hidden_state`, and keep it if a sequence may begin here."""
         if self.carried_state is not None:
             hidden_state, self.carried_state = self.carried_state, None
         if self.keeps_states and (self._now == 0 or (self._now + self.burn_in) % self.chunk_len == 0):

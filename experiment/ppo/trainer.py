@@ -456,8 +456,8 @@ def _switch_dropout_off(agent: OnPolicyAgent) -> None:
 def _summary(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """One figure of each name that updates reported.
 
-    `effective_sample_size` is for steps of all updates and processes weighted by their ratios, as a share of
-    their number.
+    `effective_sample_size` is the effective number of steps of all updates and processes, weighted by their
+    ratios, as a share of their number.
     """
     found = merged([(update, 1.0) for update in updates])
     if "ratio_mean_square" in found:
