@@ -151,7 +151,7 @@ class LoadedPolicy:
         return np.asarray(env_actions, self.action_space.dtype)
 
     def _take_rewards(self, rewards: Any, first: np.ndarray) -> None:
-        """Add rewards and last actions to the inputs of the policy."""
+        """Add rewards and time indices to the inputs of the policy, which are 0 where an episode begins."""
         if rewards is None:
             if not first.all():
                 raise ValueError(
@@ -235,7 +235,7 @@ def load_policy(
 
     Raises:
         FileNotFoundError: If there is no policy.
-        ValueError: If the file is damaged, of another format, asks for something that is not allowed, or
+        ValueError: If the file is damaged, has another format, asks for something that is not allowed, or
             lacks something that the agent needs.
         ImportError: If a class that it needs is not imported and not in `trust`, or cannot be imported.
     """

@@ -149,7 +149,7 @@ class CheckpointManager:
                 remove_left_over(folder)
 
     def _finish_replacing(self) -> None:
-        """Finish replacing a checkpoint by a newer one of the same epoch: keep the one that is complete."""
+        """Finish replacing a checkpoint by one of the same epoch: keep the new one if it is complete."""
         for old in self.states_dir.glob("*.replaced"):
             final = old.with_suffix("")
             shutil.rmtree(old) if final.exists() else old.rename(final)
@@ -302,8 +302,8 @@ class CheckpointManager:
     def read(self, folder: Path) -> TrainingState:
         """Everything in a complete checkpoint except the weights, which are in its `model.safetensors`.
 
-        Raises: FileNotFoundError if the folder is missing or incomplete; ValueError if it is damaged or of
-            another format.
+        Raises: FileNotFoundError if the folder is missing or incomplete; ValueError if it is damaged or
+            has another format.
         """
         complete = f"Complete ones are of epochs {self.complete_epochs()}"
         if not (folder / MARKER).is_file():
@@ -330,7 +330,7 @@ class CheckpointManager:
 
     @contextlib.contextmanager
     def _saving(self, epoch: int) -> Iterator[Path]:
-        """The temporary folder of a save; if the save fails, the folder is removed and the error says so."""
+        """The temporary folder of a save; a failed save leaves earlier checkpoints and raises OSError."""
         temp = self.states_dir / f"{self.run_name}_epoch_{epoch}.tmp"
         try:
             yield temp

@@ -293,7 +293,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def _literal_fits(value: Any, kind: Any, args: tuple[Any, ...]) -> bool:
-    """A number, text, None or container against `kind[args]`."""
+    """Check a number, text, None or container against `kind[args]`."""
     if kind is typing.Literal:
         return any(value == arg and type(value) is type(arg) for arg in args)
     if kind in _CALLABLES:
