@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from loxodon.agents import (
@@ -14,6 +15,7 @@ from loxodon.agents import (
     SummedValues,
     WeighByReward,
 )
+from loxodon.nets import CriticEnsemble
 
 TRANSFORMER: dict[str, Any] = {
     "pos_emb": None,
@@ -38,6 +40,7 @@ def parts(kind: type) -> dict[str, Any]:
     }
     if kind is Agent:
         found |= {
+            "critic_type": partial(CriticEnsemble, out_gain=1.0, joint_fan_in=False),
             "critic_subset": RandomSubset(per="update", replace=False),
             "returns": Retrace(),
             "returns_continuous": LambdaReturns(),

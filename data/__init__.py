@@ -1,7 +1,7 @@
 """Trajectories as arrays: files, the background writer, datasets and padded batches.
 
 Importing this package does not import torch; `Batch`, `pad_batch`, `pack_batch`, `BatchLoader` and
-`RolloutBatch` do so on first use.
+`RolloutBatch` import it on first use.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the names that need torch when they are first used (PEP 562)."""
+    """Import the names that need torch on first use (PEP 562)."""
     if name in _NEEDS_TORCH:
         return getattr(importlib.import_module(f".{_NEEDS_TORCH[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What crosses from data to agents: batches of trajectory windows, and sequences of a rollout."""
+"""Data passed to agents: batches of trajectory windows, and sequences of a rollout."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _FIELDS: dict[str, tuple[np.dtype[Any], bool]] = {
     "dones": (np.dtype(np.bool_), False),
     "mask": (np.dtype(np.bool_), False),
 }
-_LOG_PROBS = "log_probs"  # of Trajectory.extras
+_LOG_PROBS = "log_probs"  # key in Trajectory.extras
 _PER_WINDOW = ("sources", "policy_versions")  # (W,) int64
 _UNKNOWN = -1  # source or policy version
-_STEP_COST = 2  # of a timestep of a recurrence, beside that of the rows, in rows
+_STEP_COST = 2  # fixed cost of one timestep of a recurrence, as a number of rows
 
 
 @dataclass(frozen=True)
 class Batch:
     """W windows in B rows of at most L transitions, padded on the right with zeros.
 
-    In a padded batch each window has a row of its own. In a packed one several may share it, one behind the
-    other: a window of n transitions takes n + 1 places there, as it has n + 1 timesteps. No transition begins
-    at the last of them, so that the mask is False between any two windows.
+    In a padded batch, each window has a row of its own. In a packed batch, several may share a row, one
+    behind the other. A window of n transitions takes n + 1 places there, because it has n + 1 timesteps. No
+    transition begins at the last of them, so the mask is False between any two windows.
 
     Attributes:
         obs: each (B, L+1, ...), in the environment's own dtype.
@@ -51,13 +51,14 @@ class Batch:
         rews: (B, L, 1) float32, environment units.
         dones: (B, L, 1) bool, True where the environment terminated (not where it was truncated).
         mask: (B, L, 1) bool, True on real transitions, False on padding.
-        resets: (B, L+1) bool, True on the first timestep of each window; None: every row is one window.
-        sources: (W,) int64, where each window was drawn from, for `update_priorities` of the dataset; -1 if
-            it keeps no priorities. In the order of rows. None in a batch made by hand.
+        resets: (B, L+1) bool, True on the first timestep of each window. None if every row is one window.
+        sources: (W,) int64 in the order of rows: the trajectory each window was drawn from, for
+            `update_priorities` of the dataset; -1 if the dataset keeps no priorities. None in a batch made by
+            hand.
         policy_versions: (W,) int64, number of the policy that acted last in the trajectory, -1 if unknown.
             None in a batch made by hand.
-        log_probs: (B, L, 1) float32, logarithm of the probability with which each action was taken; NaN in
-            windows that do not tell. None if no window does.
+        log_probs: (B, L, 1) float32, log-probability of each action when it was taken; NaN in windows without
+            it. None if no window has it.
 
     Raises:
         ValueError: If a field does not begin with the shape that the mask implies.
@@ -101,7 +102,7 @@ class Batch:
 
     @property
     def window_idxs(self) -> Tensor:
-        """(B, L+1) int64, which of the W windows each timestep belongs to; padding to the one before it."""
+        """(B, L+1) int64, index of each timestep's window (0 to W-1); padding has the one before it."""
         if self.resets is None:
             rows = torch.arange(len(self.mask), device=self.mask.device)
             return rows[:, None].expand(self.time_idxs.shape[:2])
@@ -126,7 +127,7 @@ _AnyBatch = TypeVar("_AnyBatch", bound="Batch | RolloutBatch")
 
 
 def _mapped(batch: _AnyBatch, function: Callable[[Tensor], Tensor]) -> _AnyBatch:
-    """The batch with a function applied to each of its tensors."""
+    """Return the batch with a function applied to each of its tensors."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, dict):
@@ -142,32 +143,32 @@ def pad_batch(trajs: Sequence[Trajectory], layout: Layout | None = None) -> Batc
     Args:
         trajs: B windows of the same environment interface: equal observation keys, shapes and action width A.
             Discrete and float actions may be mixed.
-        layout: observations (and their dtypes) and A that the batch has to have; None takes those of the
-            first window. Dtypes of other windows are converted if that keeps the kind of number (float64 to
-            float32, uint8 to int64 or float32).
+        layout: observations (with dtypes) and A that the batch must have; None for those of the first window.
+            Dtypes of other windows are converted if that keeps the kind of number (float64 to float32, uint8
+            to int64 or float32).
 
     Returns: a batch that shares no memory with its windows.
 
     Raises:
-        ValueError: If there is no window, or one does not fit the layout.
+        ValueError: If `trajs` is empty, or a window does not fit the layout.
     """
     return batch_of([[traj] for traj in trajs], layout)
 
 
 def pack_batch(trajs: Sequence[Trajectory], max_seq_len: int, layout: Layout | None = None) -> Batch:
-    """As pad_batch, but with windows beside each other in rows of at most max_seq_len transitions.
+    """Copy windows into shared rows of at most max_seq_len transitions; see pad_batch.
 
-    The windows of the batch are in another order than they came in.
+    The windows of the batch are in another order than `trajs`.
     """
     return batch_of(packed_rows(trajs, max_seq_len), layout)
 
 
 def packed_rows(trajs: Sequence[Trajectory], max_seq_len: int) -> Rows:
-    """Windows in few and short rows of at most max_seq_len + 1 timesteps.
+    """Pack windows into few, short rows of at most max_seq_len + 1 timesteps.
 
-    Every number of rows is tried in which each window, the longest first, can go to the emptiest row: rows of
-    about equal length leave few places empty (first fit fills all rows but the last one), and short ones make
-    attention and recurrences cheaper. So windows of one length stay in rows of their own.
+    For every possible number of rows, the windows, longest first, go to the emptiest row. Rows of about equal
+    length leave few places empty (first fit fills all rows but the last), and short rows make attention and
+    recurrences cheaper. If all windows have the same length, each therefore keeps its own row.
     """
     by_length = sorted(trajs, key=len, reverse=True)
     longest = max(map(len, trajs), default=0)
@@ -176,7 +177,7 @@ def packed_rows(trajs: Sequence[Trajectory], max_seq_len: int) -> Rows:
     fewest = max(1, -(-(sum(map(len, trajs)) + len(trajs)) // room))
     for num_rows in range(fewest, len(trajs) + 1):
         rows: list[list[Trajectory]] = [[] for _ in range(num_rows)]
-        taken = [(0, row) for row in range(num_rows)]  # a heap of the places that each row has in use
+        taken = [(0, row) for row in range(num_rows)]  # heap: number of used places and index of each row
         for traj in by_length:
             places, row = taken[0]
             rows[row].append(traj)
@@ -191,14 +192,14 @@ def packed_rows(trajs: Sequence[Trajectory], max_seq_len: int) -> Rows:
 
 
 def batch_of(rows: Rows, layout: Layout | None = None) -> Batch:
-    """The batch of these rows; see pad_batch."""
+    """Return the batch of these rows; see pad_batch."""
     arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in specs_of(rows, layout).items()}
     fill_batch(arrays, rows, layout)
     return as_batch({name: torch.from_numpy(value) for name, value in arrays.items()})
 
 
 def as_batch(tensors: dict[Name, Tensor]) -> Batch:
-    """Sort the tensors of a batch into its fields."""
+    """Make a batch of its tensors, given by name."""
     obs = {key: value for (field, key), value in tensors.items() if field == "obs"}
     return Batch(obs=obs, **{field: value for (field, _), value in tensors.items() if field != "obs"})
 
@@ -234,7 +235,7 @@ def fill_batch(arrays: Arrays, rows: Rows, layout: Layout | None = None) -> None
     try:
         _fill(arrays, rows, wanted)
     except (KeyError, TypeError, ValueError) as error:
-        # Copying compares keys, shapes and dtypes anyway, so they are looked at here only if it failed.
+        # Copying compares keys, shapes and dtypes anyway, so they are examined here only if it failed.
         trajs = [traj for row in rows for traj in row]
         whose = f"window 0 (environment {trajs[0].env_name!r}) has" if layout is None else "the run expects"
         mismatch = _describe_mismatch(trajs, wanted, whose)
@@ -246,7 +247,7 @@ def fill_batch(arrays: Arrays, rows: Rows, layout: Layout | None = None) -> None
 def _fill(arrays: Arrays, rows: Rows, layout: Layout) -> None:
     width = arrays["time_idxs", ""].shape[1]
     trajs: list[Trajectory] = []
-    pads: list[int] = []  # zeros behind each window in fields of timesteps, and of transitions
+    pads: list[int] = []  # number of zeros behind each window: for fields of timesteps, and of transitions
     holes: list[int] = []
     for row in rows:
         rest, between = width - sum(map(len, row)) - len(row), len(row) - 1
@@ -280,7 +281,7 @@ def _fill(arrays: Arrays, rows: Rows, layout: Layout) -> None:
 
 
 def _log_probs_of(traj: Trajectory) -> Array | None:
-    """What a trajectory tells of how likely its actions were; an extra of another form is another thing."""
+    """The log-probabilities of a trajectory's actions; None if the extra has another shape or dtype."""
     found = traj.extras.get(_LOG_PROBS)
     return found if found is not None and found.dtype.kind == "f" and found.shape[1:] == (1,) else None
 
@@ -290,12 +291,12 @@ def _copy(out: Array, windows: list[Array], pads: list[int]) -> None:
     if any(pads):
         zeros = np.zeros((max(pads), *out.shape[2:]), out.dtype)
         windows = [part for window, pad in zip(windows, pads, strict=True) for part in (window, zeros[:pad])]
-    # One call for the whole field; it refuses other shapes and casts that lose the kind of number.
+    # A single call copies the whole field; it refuses other shapes and casts that change the kind of number.
     np.concatenate(windows, out=out.reshape(out.shape[0] * out.shape[1], *out.shape[2:]), casting="same_kind")
 
 
 def _describe_mismatch(trajs: Sequence[Trajectory], wanted: Layout, whose: str) -> str | None:
-    """Say which window does not fit, or return None if all do."""
+    """Describe which window does not fit; None if all do."""
     for row, traj in enumerate(trajs):
         problem = wanted.describe_mismatch(traj.layout)
         if problem is not None:
@@ -311,20 +312,20 @@ def _describe_mismatch(trajs: Sequence[Trajectory], wanted: Layout, whose: str) 
 class RolloutBatch:
     """B sequences of at most L timesteps of a rollout, padded on the right with zeros.
 
-    Unlike in `Batch`, place i holds a timestep and the action taken *at* it. Some places are no steps of the
+    Unlike in `Batch`, place i holds a timestep and the action taken *at* it. Some places are not steps of the
     rollout: context that is only read, the final observation of a truncated episode, the timestep after the
-    last action, and padding. No loss counts there (`mask`).
+    last action, and padding. They do not count in any loss (`mask`).
 
     Attributes:
         obs: each (B, L, ...), in the environment's own dtype.
         rl2s: (B, L, 1+A) float32, previous reward and previous action.
         time_idxs: (B, L, 1) int64, index within the episode.
         resets: (B, L) bool, True on the first timestep of an episode.
-        actions: (B, L, A) float32: one-hot if discrete, else the policy's own sample, before it is clipped.
-        mask: (B, L, 1) bool, True where the policy acted: here losses and statistics count.
-        start: the hidden state before place 0, as exported by the agent, each (B, ...); None to begin afresh.
-        log_probs: (B, L, 1) float32 of the policy that collected. This and all below: None before the
-            evaluation pass has found them.
+        actions: (B, L, A) float32: one-hot if discrete, otherwise the policy's sample before clipping.
+        mask: (B, L, 1) bool, True where the policy acted; only these places count in losses and statistics.
+        start: the hidden state before place 0, as exported by the agent, each (B, ...); None to begin anew.
+        log_probs: (B, L, 1) float32 of the policy that collected. This and all fields below are None until
+            the evaluation pass fills them.
         values: (B, L, 1) float32, in units of the rewards.
         params: (B, L, P) float32, parameters of the policy's distribution when it acted.
         advantages: (B, L, 1) float32, normalised.
@@ -349,7 +350,7 @@ class RolloutBatch:
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def rows(self, index: Tensor) -> RolloutBatch:
-        """Return the sequences that `index` (B',) int64 names, as copies."""
+        """Return copies of the sequences at `index` (B',) int64."""
         return self.map(lambda tensor: tensor[index])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> RolloutBatch:

@@ -1,6 +1,6 @@
-"""The folder that actors and learners share: what lies in it, and where broken files go.
+"""The folder that actors and learners share: its listing, and quarantine for broken files.
 
-A listing costs what is new in the folder, not what is there.
+The cost of a listing depends on the number of new files, not on the number of all files.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from .trajectory import Layout, Trajectory
 from .values import find_bad_value
 
 _STALE_TEMPORARY_S = 3600.0
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors that the file does not cause
-MAX_BROKEN_SHARE = 0.05  # of all files that this process has listed
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors with other causes than the file
+MAX_BROKEN_SHARE = 0.05  # fraction of all files that this process has listed
 _REASON_SUFFIX = ".txt"
 _logger = logging.getLogger("loxodon")
 
 
 class TrajectoryFile(NamedTuple):
-    """One finished file. Sorts by age, the oldest first."""
+    """One finished file. Files sort by age, the oldest first."""
 
     unix_time: float  # seconds
     traj_id: str
     path: str
-    is_protected: bool = False  # True in the folder that nothing is deleted from
+    is_protected: bool = False  # True in the folder whose files are never deleted
 
     @property
     def name(self) -> str:
@@ -44,10 +44,10 @@ class TrajectoryFile(NamedTuple):
 
 
 class Quarantine:
-    """The folder `buffer/quarantine` and the count of what is broken.
+    """The folder `buffer/quarantine` and the number of broken files.
 
-    Several processes may find the same broken file at once: one of them moves it, and all count it once,
-    since they count what arrives in the folder.
+    Several processes may find the same broken file at once. One of them moves it, and each counts it once,
+    because they count the files that arrive in the folder.
 
     Args:
         buffer: folder that contains `fifo` and `protected`.
@@ -63,26 +63,26 @@ class Quarantine:
 
     @property
     def num_quarantined(self) -> int:
-        """Files in the folder, also those of earlier runs, as of the last refresh."""
+        """Number of files in the folder, including those of earlier runs, as of the last refresh."""
         return len(self._now)
 
     @property
     def num_broken(self) -> int:
-        """Different broken files that this process or others have found since this one started."""
+        """Number of different broken files that any process has found since this one started."""
         return len((self._now - self._before) | self._left_in_place)
 
     def refresh(self) -> None:
-        """Take notice of what other processes moved here."""
+        """Look for files that other processes moved here."""
         self._now = self._list()
 
     def put(self, path: Path, reason: str) -> None:
-        """Move a broken file here, if this process may, and count it."""
+        """Count a broken file, and move it here if this process may."""
         self._last_reason = reason
         done = "left in place"
         try:
             if self._may_move:
                 done = f"moved to {visible(str(self.move(path, reason)))}"
-        except FileNotFoundError:  # another process was faster, or has deleted it
+        except FileNotFoundError:  # another process moved or deleted it first
             self.refresh()
             return
         except OSError as error:
@@ -93,13 +93,13 @@ class Quarantine:
         _logger.warning("A broken trajectory file was %s: %s", done, reason)
 
     def leave(self, path: Path, reason: str) -> None:
-        """Count a file that cannot be read, and leave it where it is: the file may not be the cause."""
+        """Count a file that cannot be read, but leave it in place, since the file may not be the cause."""
         self._last_reason = reason
         self._left_in_place.add(path.name)
         _logger.warning("A trajectory file is left out: %s", reason)
 
     def move(self, path: Path, reason: str) -> Path:
-        """Move a file here, with a text file that gives the reason. Returns its new place."""
+        """Move a file here, with a text file that gives the reason. Returns its new path."""
         target = move_into(self.folder, path)
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         note = target.with_name(target.name + _REASON_SUFFIX)
@@ -124,7 +124,7 @@ class Quarantine:
             )
 
     def describe(self) -> str:
-        """Return a sentence on the broken files for an error text; nothing if there are none."""
+        """Return a sentence about the broken files for an error text; empty if there are none."""
         text = f" {self.num_broken} files were broken (see {self.folder}); the last reason: "
         return text + self._find_reason() if self.num_broken else ""
 
@@ -133,14 +133,14 @@ class Quarantine:
         return frozenset(name for name in names if not name.endswith(_REASON_SUFFIX))
 
     def _find_reason(self) -> str:
-        """The last reason of this process, else the first line beside what another one has moved here."""
+        """The last reason of this process, or the first line that another process left with a file here."""
         notes = (self.folder / (name + _REASON_SUFFIX) for name in sorted(self._now - self._before))
         lines = (note.read_text("utf-8", "replace").splitlines() for note in notes if note.is_file())
         return self._last_reason or next((found[0] for found in lines if found), "unknown.")
 
 
 def move_into(folder: Path, path: Path) -> Path:
-    """Move a file into a folder, which is made if needed, under a name that is free there."""
+    """Move a file into a folder, which is made if needed, under a free name."""
     folder.mkdir(exist_ok=True)
     names = itertools.chain([path.name], (f"{path.name}.{number}" for number in itertools.count(2)))
     target = next(place for name in names if not os.path.lexists(place := folder / name))
@@ -149,7 +149,7 @@ def move_into(folder: Path, path: Path) -> Path:
 
 
 def _names_in(folder: Path) -> list[str] | None:
-    """Names in a folder, none if it does not exist; None, with a warning, if it cannot be listed."""
+    """Names in a folder: empty if it does not exist; None, with a warning, if it cannot be listed."""
     try:
         return os.listdir(folder)  # noqa: PTH208 (only names are needed)
     except (FileNotFoundError, NotADirectoryError):
@@ -162,7 +162,7 @@ def _names_in(folder: Path) -> list[str] | None:
 
 
 def make_folders(buffer: Path) -> None:
-    """Make `fifo` and `protected`. One that is missing in a buffer that may not be written to stays missing.
+    """Make `fifo` and `protected`. A folder that is missing in a read-only buffer stays missing.
 
     Raises:
         OSError: If they cannot be made.
@@ -181,9 +181,9 @@ def make_folders(buffer: Path) -> None:
 
 
 class Buffer:
-    """What one process knows about `buffer/{fifo,protected}`, the two folders that are sampled from.
+    """One process's view of `buffer/{fifo,protected}`, the two folders that are sampled from.
 
-    Temporary files are ignored; other foreign files too, with one warning.
+    Temporary files are ignored. Other foreign files are ignored with one warning.
 
     Args:
         path: folder that contains the two.
@@ -193,11 +193,11 @@ class Buffer:
     The folders need not exist.
 
     Attributes:
-        files: of both, the oldest first, as of the last refresh. A new list after every change, so that old
-            positions stay valid in the list they came from.
-        sizes: bytes of the files by path, as of the last measure_sizes.
-        lengths: transitions of the files by path; empty without `value`.
-        values: what `value` returned, by path.
+        files: the files of both folders, oldest first, as of the last refresh. Every change makes a new list,
+            so that old positions stay valid in the list that they came from.
+        sizes: bytes of each file, by path, as of the last measure_sizes.
+        lengths: transitions of each file, by path; empty without `value`.
+        values: results of `value`, by path.
     """
 
     def __init__(
@@ -208,26 +208,26 @@ class Buffer:
         value: Callable[[Trajectory], float] | None,
     ) -> None:
         self.path, self.fifo = path, path / "fifo"
-        self._folders = {False: self.fifo, True: path / "protected"}  # by is_protected
+        self._folders = {False: self.fifo, True: path / "protected"}  # keys: is_protected
         self.quarantine = Quarantine(path, may_move=may_move)
         self.files: list[TrajectoryFile] = []
         self.sizes: dict[str, int] = {}
         self.lengths: dict[str, int] = {}
         self.values: dict[str, float] = {}
         self._value = value
-        # By is_protected and name, all that lies there: None is what is not sampled from.
+        # Everything in the folders, by is_protected and name; None marks entries that are not sampled from.
         self._known: dict[bool, dict[str, TrajectoryFile | None]] = {False: {}, True: {}}
         self._temporaries: list[Path] = []
         self._has_warned = False
-        self._num_seen = 0  # different files there have been in all
+        self._num_seen = 0  # number of different files seen in all
         self._reader = TrajectoryReader()
         self._layout: Layout | None = None
-        self._checked: set[str] = set()  # paths of files whose layout is the expected one
-        self._sound: set[str] = set()  # and of those of which all values were looked at
+        self._checked: set[str] = set()  # paths of files that have the expected layout
+        self._sound: set[str] = set()  # paths of files whose values have all been checked
 
     @property
     def fifo_files(self) -> list[TrajectoryFile]:
-        """Those files that may be deleted, the oldest first."""
+        """The files that may be deleted, oldest first."""
         return [file for file in self.files if not file.is_protected]
 
     def expect(self, layout: Layout) -> None:
@@ -235,7 +235,7 @@ class Buffer:
         self._layout, self._checked, self._sound = layout, set(), set()
 
     def refresh(self) -> None:
-        """List the folders again; opened files that are gone are let go of. Raises like cut."""
+        """List the folders again, and close opened files that are gone. Raises like cut."""
         added: list[TrajectoryFile] = []
         gone: list[TrajectoryFile] = []
         self._temporaries = []
@@ -249,22 +249,22 @@ class Buffer:
             added += [file for name in new if (file := self._add_file(name, is_protected))]
         self._num_seen += len(added)
         if added:
-            self.files = sorted(self.files + added)  # takes advantage of the part that is sorted already
+            self.files = sorted(self.files + added)  # fast, since most of the list is sorted already
         self._forget(gone)
         if self._value is not None and len(self.values) < len(self.files):
             for file in [file for file in self.files if file.path not in self.values]:
                 self._measure(file, self._value)
 
     def measure_sizes(self) -> None:
-        """Look up the bytes of files whose size is not known yet."""
+        """Look up the sizes of files whose size is not known yet."""
         if len(self.sizes) < len(self.files):
             self.sizes |= {file.path: _size_bytes(file) for file in self.files if file.path not in self.sizes}
 
     def cut(self, file: TrajectoryFile, span: Callable[[int], tuple[int, int]]) -> Trajectory | None:
-        """Return the transitions from start to stop, which `span` chooses given their number, as arrays.
+        """Return the transitions of a file that `span`, given the length, chooses (start, stop), as arrays.
 
         All values of the file are checked the first time. Returns None if the file is gone or cannot be used;
-        then it is off the list.
+        such a file is removed from the list.
 
         Raises:
             ValueError: If more than 5 % of the files are broken.
@@ -280,7 +280,7 @@ class Buffer:
         return self._use(file, check_and_slice)
 
     def _measure(self, file: TrajectoryFile, find_value: Callable[[Trajectory], float]) -> None:
-        """Note length and value of a file. NaN in a file may show here first; then the file is broken."""
+        """Record length and value of a file. If this finds a NaN, the file is broken."""
 
         def note(traj: Trajectory) -> Trajectory:
             value = find_value(traj)
@@ -298,7 +298,7 @@ class Buffer:
             if file.path not in self._checked:
                 self._check_layout(file, traj)
             return use(traj)
-        except FormatError as error:  # the file was cut after it was opened
+        except FormatError as error:  # the file was truncated after it was opened
             self._set_aside(file, format_error(file.path, error))
         except BrokenTrajectoryError as error:
             self._set_aside(file, error)
@@ -317,7 +317,7 @@ class Buffer:
         """Stop using a file that is gone or cannot be read."""
         is_missing = isinstance(error, FileNotFoundError)
         if is_missing and self._is_listed(file) and not os.path.lexists(file.path):
-            self.refresh()  # others were probably deleted with it
+            self.refresh()  # other files were probably deleted with it
         if not self._is_listed(file):
             return
         self._ignore(file)
@@ -331,14 +331,14 @@ class Buffer:
         self.quarantine.check_share(self._num_seen)
 
     def check_broken_share(self) -> None:
-        """Take notice of what other processes found, and raise ValueError if too much is broken."""
+        """Check the quarantine again, and raise ValueError if too many files are broken."""
         self.quarantine.refresh()
         self.quarantine.check_share(self._num_seen)
 
     def delete(self, doomed: list[TrajectoryFile]) -> int:
-        """Delete files; those that are gone already do no harm. Returns how many are gone.
+        """Delete files; files that are gone already cause no error. Returns how many are gone.
 
-        Those that cannot be deleted stay, but are off the list.
+        Files that cannot be deleted stay on disk, but are removed from the list.
         """
         failed: list[tuple[str, OSError]] = []
         for file in doomed:
@@ -362,9 +362,9 @@ class Buffer:
         return len(doomed) - len(failed)
 
     def remove_stale_temporaries(self) -> None:
-        """Delete temporary files, as of the last listing, that a killed writer left over an hour ago."""
+        """Delete temporary files, as of the last listing, that a killed writer left more than an hour ago."""
         for path in self._temporaries:
-            with contextlib.suppress(OSError):  # usually because its writer has just finished it
+            with contextlib.suppress(OSError):  # its writer has usually just renamed it
                 if time.time() - path.stat().st_mtime > _STALE_TEMPORARY_S:
                     path.unlink()
 
@@ -373,7 +373,7 @@ class Buffer:
         self._reader = TrajectoryReader()
 
     def _add_file(self, name: str, is_protected: bool) -> TrajectoryFile | None:
-        """Add a name that is new in a folder; returns the file if it is a finished trajectory."""
+        """Add a name that is new in a folder. Returns the file if it is a finished trajectory."""
         folder = self._folders[is_protected]
         if name.endswith(TEMPORARY_SUFFIX):
             if not is_protected and parse_name(name.removesuffix(TEMPORARY_SUFFIX)) is not None:
@@ -406,7 +406,7 @@ class Buffer:
         return self._known[file.is_protected].get(file.name) is not None
 
     def _ignore(self, file: TrajectoryFile) -> None:
-        """Take a file off the list; it does not come back while it lies there."""
+        """Remove a file from the list; it does not return while it stays in the folder."""
         self._known[file.is_protected][file.name] = None
         self._forget([file])
 

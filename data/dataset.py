@@ -1,4 +1,4 @@
-"""Where training windows come from: the interface of all datasets, and the one that holds nothing."""
+"""Datasets as sources of training windows: their interface, and a dataset that holds nothing."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .trajectory import Layout, Trajectory
 class RLDataset(ABC):
     """A source of trajectory windows.
 
-    To make your own, implement `sample_random_trajectory`; everything else has a sensible meaning already.
+    To make your own, implement `sample_random_trajectory`; everything else has a default.
 
     Args:
         sampler: draws the windows of datasets that store trajectories; None for Sampler().
 
     Attributes:
         max_seq_len, has_edit_rights: see configure.
-        layout: what the run expects every trajectory to look like; None as long as that is not known.
+        layout: the layout that the run expects of every trajectory; None while it is unknown.
         relabeler: changes whole trajectories before windows are taken from them; None changes nothing.
     """
 
@@ -40,7 +40,7 @@ class RLDataset(ABC):
 
     @functools.cached_property
     def sampler(self) -> Sampler:
-        """The argument of that name; a default one if a subclass does not call `RLDataset.__init__`."""
+        """The argument of that name, or a default if a subclass does not call `RLDataset.__init__`."""
         return Sampler()
 
     def configure(
@@ -56,10 +56,10 @@ class RLDataset(ABC):
 
         Args:
             max_seq_len: transitions in the longest window.
-            padded_sampling: where windows may hang over the ends of a trajectory; see Sampler.window.
+            padded_sampling: how windows may extend beyond the ends of a trajectory; see Sampler.window.
             has_edit_rights: True if this process may delete or move files.
-            default_root: folder for datasets that name none.
-            default_name: name for datasets that have none.
+            default_root: folder for datasets without their own.
+            default_name: name for datasets without their own.
 
         Raises:
             ValueError: If a setting is not allowed.
@@ -73,12 +73,12 @@ class RLDataset(ABC):
         self.sampler.configure(max_seq_len=max_seq_len, padded_sampling=padded_sampling)
 
     def expect(self, layout: Layout) -> None:
-        """Learn what trajectories of this run look like, once its spaces are known."""
+        """Receive the layout of this run's trajectories, once its spaces are known."""
         self.layout = layout
 
     @property
     def save_new_trajs_to(self) -> Path | None:
-        """Folder for new trajectories, or None if this dataset takes none."""
+        """Folder for new trajectories; None if this dataset does not take any."""
         return None
 
     @property
@@ -88,7 +88,7 @@ class RLDataset(ABC):
 
     @property
     def newest_time_s(self) -> float | None:
-        """Unix time of the newest trajectory, as of the last refresh; None if that is not known."""
+        """Unix time of the newest trajectory, as of the last refresh; None if unknown."""
         return None
 
     @abstractmethod
@@ -96,38 +96,38 @@ class RLDataset(ABC):
         """Return a random window of at most `max_seq_len` transitions; `rng` is the only randomness."""
 
     def sample_windows(self, count: int, rng: np.random.Generator) -> list[Trajectory]:
-        """Return `count` random windows; override it where drawing many at once is cheaper."""
+        """Return `count` random windows; override this if drawing many at once is cheaper."""
         return [self.sample_random_trajectory(rng) for _ in range(count)]
 
     def on_run_start(self) -> None:  # noqa: B027 (optional hook)
-        """Check what is there. Called once before the first epoch, after a checkpoint was loaded, if any.
+        """Check the data. Called once before the first epoch, after a checkpoint (if any) was loaded.
 
         Raises:
             ValueError: If training would destroy data that the run has not collected.
         """
 
     def on_new_epoch(self, epoch: int) -> None:
-        """Take notice of an epoch's number. Called before refresh in every process that samples."""
+        """Receive an epoch's number. Called before refresh in every process that samples."""
         if self.relabeler is not None:
             self.relabeler.epoch = epoch
 
     def refresh(self) -> None:  # noqa: B027 (optional hook)
-        """Take notice of new data. Called in every process that samples, at the start of each epoch."""
+        """Look for new data. Called in every process that samples, at the start of each epoch."""
 
     def on_end_of_collection(self) -> dict[str, float]:
-        """Take notice of what was collected and make room if needed. Returns metrics."""
+        """Look for collected data, and delete old data beyond the limits. Returns metrics."""
         self.refresh()
         return {}
 
     def metrics(self) -> dict[str, float]:
-        """Return figures of the last epoch, to be logged."""
+        """Return metrics of the last epoch."""
         return {}
 
     def delete(self) -> None:  # noqa: B027 (optional hook)
-        """Delete what was collected into this dataset."""
+        """Delete the data that was collected into this dataset."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint must remember, JSON-able."""
+        """Return the state for a checkpoint, JSON-able."""
         return {"sampler": self.sampler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -135,28 +135,28 @@ class RLDataset(ABC):
         self.sampler.load_state_dict(state.get("sampler", {}))
 
     def set_aside_newer(self, state: dict[str, Any]) -> int:
-        """Hide data that arrived after `state` was taken, for exact resumption. Returns how much."""
+        """Hide data that arrived after `state` was taken, for exact resumption. Returns how much it hid."""
         return 0
 
     def begin_new_run(self) -> int:
-        """Hide what an earlier run of the same name left in this run's own folder. Returns how much."""
+        """Hide data that an earlier run of the same name left in this run's own folder. Returns how much."""
         return 0
 
     def close(self) -> None:  # noqa: B027 (optional hook)
-        """Let go of locks and open files."""
+        """Release locks and close open files."""
 
 
 @gin.configurable
 class DoNothingDataset(RLDataset):
-    """Never ready and never written to; for runs that only evaluate."""
+    """A dataset that is never ready and never written to; for runs that only evaluate."""
 
     @property
     def ready_for_training(self) -> bool:
-        """False."""
+        """Always False."""
         return False
 
     def sample_random_trajectory(self, rng: np.random.Generator) -> Trajectory:
-        """Raise, since there is nothing to sample."""
+        """Raise an error, since there is nothing to sample."""
         raise ValueError(
             "DoNothingDataset holds no trajectories, so training on it is impossible. "
             "Fix: set Experiment.dataset = @DiskTrajDataset()."

@@ -1,4 +1,4 @@
-"""The folder of trajectory files that actors and learners share."""
+"""The dataset of trajectory files in a folder that actors and learners share."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ class DiskTrajDataset(RLDataset):
     """Trajectory files in `<dset_root>/<dset_name>/buffer/{fifo,protected}/`.
 
     Any number of processes may add files and sample; one of them, the one with edit rights, deletes the
-    oldest of `fifo`. Files in `protected` (demonstrations, for example) are sampled alike and never deleted.
-    Files are ordered by the time in their names, then by id. One that cannot be used is moved to
+    oldest files of `fifo`. Files in `protected` (demonstrations, for example) are sampled too, but never
+    deleted. Files are ordered by the time in their names, then by id. A file that cannot be used is moved to
     `buffer/quarantine/`, together with a text file that gives the reason.
 
-    A run may not begin in a folder that was named (dset_root or dset_name) and already holds more than the
-    limits allow: the first epoch would delete files that somebody else may need.
+    A run must not begin in a folder that the user named (dset_root or dset_name) and that already exceeds the
+    limits: the first epoch would delete files that others may need.
 
     Args:
-        dset_root: folder of datasets; None takes the run's folder.
-        dset_name: name of this dataset; None takes the run's name.
-        dset_max_size: files that may stay in `fifo`.
-        dset_min_size: files in both folders together from which on training starts. The limits below leave
-            at least as many in `fifo`.
-        dset_max_timesteps: transitions that may stay in `fifo`; None for no limit.
-        dset_max_bytes: bytes that may stay in `fifo`; None for no limit.
-        sampler: draws files and windows; None for that of RLDataset.
+        dset_root: folder of datasets; None for the run's folder.
+        dset_name: name of this dataset; None for the run's name.
+        dset_max_size: maximum number of files in `fifo`.
+        dset_min_size: number of files in both folders together at which training starts. The limits below
+            keep at least as many in `fifo`.
+        dset_max_timesteps: maximum number of transitions in `fifo`; None for no limit.
+        dset_max_bytes: maximum number of bytes in `fifo`; None for no limit.
+        sampler: draws files and windows; None for the sampler of RLDataset.
         relabeler: changes every drawn trajectory, as a whole, before a window is taken from it.
-        takes_new_trajs: False for data that is only read: runs collect nothing into this folder, and nothing
-            in it is created, moved or deleted, with edit rights either.
+        takes_new_trajs: False makes the dataset read-only: runs do not collect into this folder, and nothing
+            in it is created, moved or deleted, not even with edit rights.
 
     Raises:
         ValueError: If a number is out of range, or the sizes contradict each other.
@@ -86,10 +86,10 @@ class DiskTrajDataset(RLDataset):
         self._lock: FolderLock | None = None
         self._newest_found: list[Any] | None = None  # time and id
         self._is_read_only = self._is_too_full = self._is_resumed = False
-        self._shown: list[TrajectoryFile] = []  # the files that the sampler knows
+        self._shown: list[TrajectoryFile] = []  # files that the sampler knows
 
     def configure(self, **settings: Any) -> None:
-        """Make the folders, unless this dataset is only read, and list them.
+        """Make the folders (unless this dataset is read-only) and list them.
 
         Raises:
             ValueError: If a setting is not allowed, or another process manages this folder.
@@ -119,19 +119,19 @@ class DiskTrajDataset(RLDataset):
         self._is_too_full = self.has_edit_rights and self._is_named and bool(self._beyond_limits())
 
     def folder(self, default_root: str, default_name: str) -> Path:
-        """Where this dataset lies, given the run's folder and name."""
+        """The dataset's folder, given the run's folder and name."""
         root = Path(default_root if self.dset_root is None else self.dset_root).expanduser()
         return root / (default_name if self.dset_name is None else self.dset_name)
 
     def expect(self, layout: Layout) -> None:
-        """Files of another layout are broken from now on."""
+        """Treat files of another layout as broken from now on."""
         super().expect(layout)
         if self._opened is not None:
             self._opened.expect(layout)
 
     @property
     def save_new_trajs_to(self) -> Path | None:
-        """The fifo folder, or None if this dataset is only read."""
+        """The fifo folder, or None if this dataset is read-only."""
         return self._buffer.fifo if self.takes_new_trajs else None
 
     @property
@@ -154,10 +154,10 @@ class DiskTrajDataset(RLDataset):
         return self.sample_windows(1, rng)[0]
 
     def sample_windows(self, count: int, rng: np.random.Generator) -> list[Trajectory]:
-        """A file that is gone or broken is replaced by another draw.
+        """Draw windows; a file that is gone or broken is replaced by another draw.
 
         Raises:
-            ValueError: If there is no file, or more than 5 % of the files are broken.
+            ValueError: If the dataset is empty, or more than 5 % of the files are broken.
         """
         windows: list[Trajectory] = []
         while (num_missing := count - len(windows)) > 0:
@@ -180,10 +180,10 @@ class DiskTrajDataset(RLDataset):
         return windows
 
     def on_run_start(self) -> None:
-        """Refuse a named folder that held more than the limits allow before this run had anything in it.
+        """Refuse a named folder that exceeded the limits before this run added anything.
 
         Raises:
-            ValueError: If it did, and this process would delete the oldest files.
+            ValueError: If the folder did, and this process would delete the oldest files.
         """
         self._check_room()
         if self._newest_found is not None and self.has_edit_rights and not self._is_resumed:
@@ -198,10 +198,10 @@ class DiskTrajDataset(RLDataset):
             )
 
     def on_end_of_collection(self) -> dict[str, float]:
-        """Refresh, and with edit rights delete the oldest files beyond the limits.
+        """Refresh and, with edit rights, delete the oldest files beyond the limits.
 
         Raises:
-            ValueError: If more than 5 % of the files are broken; or as on_run_start.
+            ValueError: If more than 5 % of the files are broken, or for the reasons of on_run_start.
         """
         self._check_room()
         self.refresh()
@@ -225,7 +225,7 @@ class DiskTrajDataset(RLDataset):
         }
 
     def metrics(self) -> dict[str, float]:
-        """Count files found to be broken since the start, and files in quarantine."""
+        """Return the number of files found broken since the start, and the number in quarantine."""
         quarantine = self._buffer.quarantine
         return {
             "broken_files": float(quarantine.num_broken),
@@ -233,10 +233,10 @@ class DiskTrajDataset(RLDataset):
         }
 
     def delete(self) -> None:
-        """Delete what was collected into `fifo`.
+        """Delete the files that the run collected into `fifo`.
 
-        Files stay if they are only read, in `protected` or `quarantine`, or were in a named folder before
-        this run began.
+        Files are kept if the dataset is read-only, if they are in `protected` or `quarantine`, or if they
+        were in a named folder before this run began.
 
         Raises:
             ValueError: Without edit rights.
@@ -248,10 +248,10 @@ class DiskTrajDataset(RLDataset):
         self._buffer.delete(self._newer_than(self._newest_found))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what set_aside_newer and the limits need to know of `fifo`, and the state of the sampler.
+        """Return the state of the sampler, and what set_aside_newer and the limits must know about `fifo`.
 
-        These are time and id of the newest file and the number of files; the folder as it was named; and, if
-        this process keeps the limits, these and the newest file that was there before the run began.
+        The latter is the time and id of the newest file, the number of files, and the folder as it was named.
+        If this process keeps the limits, they are added, with the newest file from before the run.
         """
         return {
             **super().state_dict(),
@@ -263,20 +263,20 @@ class DiskTrajDataset(RLDataset):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the sampler, and whose the files are; the files themselves are the rest of the state."""
+        """Restore the sampler and the ownership of the files; the files are the rest of the state."""
         self.refresh()
         if self._is_of_this_folder(state) and _allow_as_much(self._limits, state.get("limits")):
             num_older = len(self._buffer.fifo_files) - len(self._newer_than(state["newest"]))
             self._newest_found, self._is_resumed = state["newest_found"], True
-            # The run's own files may exceed the limits; others may have been put there since.
+            # The run's own files may exceed the limits; other processes may have added files since.
             self._is_too_full &= num_older - state["num_fifo_files"] > self.dset_max_size
         super().load_state_dict(state)
 
     def set_aside_newer(self, state: dict[str, Any]) -> int:
         """Move the files of `fifo` that are newer than `state` to `buffer/superseded/`. Returns their number.
 
-        Files stay if they are only read, or if the state is that of another folder. Warns if older ones are
-        gone: then a resumed run samples from less than the original one did.
+        Files stay if the dataset is read-only, or if the state belongs to another folder. Warns if older
+        files are gone, because a resumed run then samples from less data than the original one.
 
         Raises:
             ValueError: Without edit rights.
@@ -304,13 +304,13 @@ class DiskTrajDataset(RLDataset):
         return len(newer)
 
     def begin_new_run(self) -> int:
-        """Move all files of `fifo` to `buffer/superseded/`, but leave a named folder as it is."""
+        """Move all files of `fifo` to `buffer/superseded/`, unless the folder is a named one."""
         if self._is_named:
             return 0
         return self.set_aside_newer({"newest": None, "num_fifo_files": 0})
 
     def close(self) -> None:
-        """Let another process manage the folder, and let go of opened files. Using it again is possible."""
+        """Let another process manage the folder, and close opened files. The dataset can be used again."""
         if self._opened is not None:
             self._opened.close_files()
         if self._lock is not None:
@@ -350,19 +350,19 @@ class DiskTrajDataset(RLDataset):
         return [self.dset_max_size, self.dset_max_timesteps, self.dset_max_bytes]
 
     def _newest(self) -> list[Any] | None:
-        """Time and id of the newest file in `fifo`."""
+        """Time and id of the newest file in `fifo`; None if it is empty."""
         fifo = self._buffer.fifo_files
         return list(fifo[-1][:2]) if fifo else None
 
     def _newer_than(self, newest: list[Any] | None) -> list[TrajectoryFile]:
-        """The files of `fifo` that are newer than one with this time and id; all for None."""
+        """The files of `fifo` that are newer than a file with this time and id; all files for None."""
         return [file for file in self._buffer.fifo_files if list(file[:2]) > (newest or _BEFORE_ALL)]
 
     def _is_of_this_folder(self, state: dict[str, Any]) -> bool:
         return bool(state.get("named", self._named) == self._named)
 
     def _check_room(self) -> None:
-        """Raise ValueError if the limits would delete files that were in a named folder before the run."""
+        """Raise ValueError if the limits would delete files that a named folder held before the run."""
         if not self._is_too_full:
             return
         buffer, doomed = self._buffer, len(self._beyond_limits())
@@ -380,7 +380,7 @@ class DiskTrajDataset(RLDataset):
         return ", ".join(f"{name} = {limit:,}" for name, limit in named if limit is not None)
 
     def _beyond_limits(self) -> list[TrajectoryFile]:
-        """The oldest files of `fifo` that have to go so that all limits hold."""
+        """The oldest files of `fifo`, which must go to meet all limits."""
         buffer, fifo = self._buffer, self._buffer.fifo_files
         num_kept = min(len(fifo), self.dset_max_size)
         if self.dset_max_bytes is not None:
@@ -411,7 +411,7 @@ class DiskTrajDataset(RLDataset):
         self._take_lock(self._buffer.path)
 
     def _take_lock(self, path: Path) -> None:
-        """Become the manager of the folder; if it cannot be written to, give up the edit rights instead."""
+        """Become the manager of the folder, or give up the edit rights if the folder is not writable."""
         if self._lock is not None:
             return
         try:
@@ -430,7 +430,7 @@ class DiskTrajDataset(RLDataset):
 
 
 def _allow_as_much(limits: list[int | None], before: list[int | None] | None) -> bool:
-    """Whether these limits keep all that earlier ones kept; False if nothing was kept to any limits."""
+    """Return True if these limits keep all that the earlier ones kept; False without earlier limits."""
     if before is None:
         return False
     pairs = zip(limits, before, strict=True)

@@ -1,4 +1,4 @@
-"""Episodes of files that may hold pieces of them: what belongs together, and what returned most."""
+"""Episodes joined from files that may hold pieces of them, and a selection by highest return."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import numpy as np
 from .files import load_trajectory
 from .trajectory import Array, Trajectory
 
-Track = Callable[[Any], Any]  # given all there is to do, gives it one after the other; may show progress
+Track = Callable[[Any], Any]  # yields the items of an iterable and may show progress, such as tqdm
 
 
 def join_pieces(paths: Sequence[Path], track: Track = iter) -> list[list[Path]]:
-    """Group files into episodes, given and returned with the oldest first.
+    """Group files into episodes; files are passed and returned oldest first.
 
-    A piece follows another if it begins in mid-episode with exactly the timestep that the other ends with:
-    the same environment name, time index, observation, previous reward and previous action. If several would
-    fit, the oldest.
+    A piece follows another if it begins in mid-episode with exactly the last timestep of the other: the same
+    environment name, time index, observation, previous reward and previous action. If several pieces match,
+    the oldest is taken.
     """
     episodes: list[list[Path]] = []
-    # Episodes without termination or, so far, a following piece, by their last timestep; the oldest first.
+    # Episodes without a termination and, so far, without a next piece, by their last timestep; oldest first.
     open_ends: dict[bytes, list[list[Path]]] = {}
     for path in track(paths):
         traj = load_trajectory(path)
@@ -42,7 +42,7 @@ def join_pieces(paths: Sequence[Path], track: Track = iter) -> list[list[Path]]:
 
 
 def _boundary(traj: Trajectory, timestep: int) -> bytes:
-    """Everything that is known of one timestep, as a key."""
+    """Everything known about one timestep, as a key."""
     digest = hashlib.blake2b(traj.env_name.encode(), digest_size=16)
     for array in (traj.time_idxs, traj.rl2s, *(traj.obs[key] for key in sorted(traj.obs))):
         digest.update(np.ascontiguousarray(array[timestep]).tobytes())
@@ -50,7 +50,7 @@ def _boundary(traj: Trajectory, timestep: int) -> bytes:
 
 
 def concatenate(pieces: Sequence[Trajectory]) -> Trajectory:
-    """One trajectory of pieces that share their boundary timesteps."""
+    """Join pieces that share their boundary timesteps into one trajectory."""
     if len(pieces) == 1:
         return pieces[0]
 
@@ -72,14 +72,14 @@ def concatenate(pieces: Sequence[Trajectory]) -> Trajectory:
 
 
 def best_files(paths: Sequence[Path], share: float, track: Track = iter) -> list[Path]:
-    """Files of the episodes of the highest returns, to imitate those alone.
+    """Return the files of the episodes with the highest returns, to imitate only those.
 
     Args:
-        paths: trajectory files, oldest first. Episodes whose beginning is not among them are left out.
-        share: of the episodes of each environment, within (0, 1]; at least one.
-        track: may show progress, once per reading of the files; see Track.
+        paths: trajectory files, oldest first. Episodes without their first file are left out.
+        share: fraction of the episodes of each environment to keep, within (0, 1]; at least one is kept.
+        track: wrapper that may show progress, used once per reading of the files; see Track.
     Returns: the files of these episodes, in the order of `paths`.
-    Raises: ValueError for another share, or if no episode has its beginning here.
+    Raises: ValueError for another share, or if no episode has its first file in `paths`.
     Source: Chen et al. 2021, "Decision Transformer", arXiv:2106.01345, section 5.1 (percentile behaviour
         cloning).
     """

@@ -1,4 +1,4 @@
-"""What can be wrong with a trajectory file or with a setting."""
+"""Errors of trajectory files and settings."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import difflib
 import errno
 from collections.abc import Sequence
 
-READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)  # raised where writing to a folder is not permitted
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)  # errors of writing to a folder without permission
 
 
 def visible(text: str) -> str:
-    r"""Text of a file, or its name, for a terminal: what is not printable becomes `\x1b` and the like."""
+    r"""Escape text or name of a file for a terminal: unprintable characters become `\x1b` and the like."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def check_choice(setting: str, value: object, allowed: Sequence[str]) -> None:
-    """Raise ValueError unless `value`, that of a setting such as "Experiment.env_mode", is allowed."""
+    """Raise ValueError unless `value` of a setting, such as "Experiment.env_mode", is allowed."""
     if value not in allowed:
         near = difflib.get_close_matches(str(value), allowed, n=1)
         raise ValueError(
@@ -25,9 +25,9 @@ def check_choice(setting: str, value: object, allowed: Sequence[str]) -> None:
 
 
 class BrokenTrajectoryError(ValueError):
-    """A file that exists but is not a complete trajectory: truncated, empty, foreign, damaged or too new.
+    """An existing file that is not a complete trajectory: truncated, empty, foreign, damaged or too new.
 
-    Its text names the file, what was found, what is allowed, and the fix.
+    Its text says which file, what was found, what is allowed, and how to fix it.
     """
 
     def __init__(self, text: str) -> None:
@@ -39,7 +39,7 @@ class WrongValueError(ValueError):
 
     Args:
         found: what the environment returned, such as "the reward 'much'".
-        allowed: sentences that say what is allowed, and the fix.
+        allowed: sentences that describe the allowed values and the fix.
         row: index among the values that were checked together; None for all of them, or a single one.
     """
 
@@ -52,11 +52,11 @@ class WrongValueError(ValueError):
         return WrongValueError(self.found, self.allowed, row)
 
     def completed(self, subject: str, place: str = "", more: str = "") -> ValueError:
-        """The error to raise, with the name of the environment and the time.
+        """Return the error to raise, with the name of the environment and the time.
 
         Args:
-            subject: who returned the value, such as "The environment CartPole returned".
-            place: where and when.
+            subject: source of the value, such as "The environment CartPole returned".
+            place: where and when it was returned.
             more: sentences to add.
         """
         return ValueError(
@@ -65,4 +65,4 @@ class WrongValueError(ValueError):
 
 
 class FormatError(Exception):
-    """What a reader found wrong; its caller, who knows the file, makes a BrokenTrajectoryError of it."""
+    """A defect found by a reader. Its caller, who knows the file, converts it to a BrokenTrajectoryError."""

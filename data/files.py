@@ -1,4 +1,4 @@
-"""Trajectory files: their names, writing one atomically, reading one, and a bounded cache of opened ones."""
+"""Trajectory files: their names, atomic writing, reading, and a bounded cache of opened files."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from .values import find_bad_value
 
 FILE_FORMATS = ("npz", "npz-compressed")
 TEMPORARY_SUFFIX = ".tmp"
-KEEP_OPEN_ABOVE_BYTES = 128 << 10  # windows of larger files are read one by one, smaller files at once
+KEEP_OPEN_ABOVE_BYTES = 128 << 10  # windows of larger files are read one by one, smaller files as a whole
 _JOINED_BYTES = 16 << 20
-_OBJECT_BYTES = 4096  # what the Python objects of one opened file take, roughly
+_OBJECT_BYTES = 4096  # approximate size of the Python objects of one opened file
 _MAX_ENV_NAME_LENGTH = 150  # a file name may have 255 bytes
-_MAX_COMMENT_CHARS = 10_000  # of an archive, 65,535 bytes of JSON at most
+_MAX_COMMENT_CHARS = 10_000  # maximum for an archive's comment: 65,535 bytes of JSON
 _NOT_REGULAR = "it is no regular file, but a pipe, a socket or a device"
 _NAME = re.compile(r"(?P<env>.+)_(?P<id>[0-9A-Za-z]+)_(?P<time>\d+(\.\d+)?)\.npz")
 
@@ -45,8 +45,8 @@ class TrajectoryName(NamedTuple):
 def format_name(env_name: str, traj_id: str, unix_time: float) -> str:
     """Return the file name of a trajectory.
 
-    Characters of the environment's name that are unsafe in file names become dashes, and so do underscores,
-    because AMAGO 3.x splits file names there. The files themselves keep the name as it is.
+    Characters of the environment's name that are unsafe in file names become dashes. So do underscores,
+    because AMAGO 3.x splits file names there. The name inside the file is unchanged.
     """
     return f"{_safe_env_name(env_name)}_{traj_id}_{unix_time:.6f}.npz"
 
@@ -57,20 +57,20 @@ def _safe_env_name(env_name: str) -> str:
 
 
 def parse_name(name: str) -> TrajectoryName | None:
-    """Return the parts of a trajectory's file name (without folder), or None if it is not one."""
+    """Return the parts of a trajectory's file name (without folder), or None for any other name."""
     match = _NAME.fullmatch(name)
     return TrajectoryName(match["env"], match["id"], float(match["time"])) if match else None
 
 
 def save_trajectory(folder: Path, traj: Trajectory, *, save_as: str, traj_id: str, unix_time: float) -> Path:
-    """Write a trajectory so that readers see the whole file or none.
+    """Write a trajectory atomically: readers see the whole file or none.
 
     The data goes to a name that ends in `.tmp`, which readers ignore, and is renamed when complete. It is not
-    forced to the physical disk: a killed process leaves no partial file, a power cut may.
+    forced to the physical disk: a killed process leaves no partial file, but a power cut may.
 
-    AMAGO 3.x can read both formats. What is not carried over there: the policy version and extras
-    (members that it does not look for), the difference between discrete and continuous actions, and
-    characters of the environment's name that became dashes in the file name.
+    AMAGO 3.x can read both formats. Some information is lost there: the policy version and extras (members
+    that it does not look for), the distinction between discrete and continuous actions, and characters of the
+    environment's name that became dashes in the file name.
 
     Args:
         folder: existing folder.
@@ -83,17 +83,18 @@ def save_trajectory(folder: Path, traj: Trajectory, *, save_as: str, traj_id: st
 
     Raises:
         ValueError: If the format is unknown or cannot hold an array, or discrete actions are not one-hot.
-        OSError: If it could not be written; then nothing is left behind.
+        OSError: If the file could not be written; nothing is left behind.
     """
     check_choice("Experiment.save_trajs_as", save_as, FILE_FORMATS)
-    path = f"{folder}/{format_name(traj.env_name, traj_id, unix_time)}"  # costs less than a Path
+    path = f"{folder}/{format_name(traj.env_name, traj_id, unix_time)}"  # cheaper than a Path
     temporary = path + TEMPORARY_SUFFIX
     comment = b""
     if _safe_env_name(traj.env_name) != traj.env_name:
         comment = json.dumps({"env_name": traj.env_name[:_MAX_COMMENT_CHARS]}).encode()
     parts = pack_npz(to_arrays(traj), comment, save_as == "npz-compressed")
     if sum(map(len, parts)) <= _JOINED_BYTES:
-        parts = [b"".join(parts)]  # few system calls: on a background thread, each waits for the interpreter
+        # A system call on a background thread waits for the interpreter, so make few of them.
+        parts = [b"".join(parts)]
     try:
         with open(temporary, "wb") as file:  # noqa: PTH123 (as above)
             file.writelines(parts)
@@ -107,14 +108,14 @@ def save_trajectory(folder: Path, traj: Trajectory, *, save_as: str, traj_id: st
 class _Opened(NamedTuple):
     traj: Trajectory
     ram_bytes: int
-    file: OpenFile | None  # which rows of it are read from
+    file: OpenFile | None  # the open file that some of its rows are read from
 
 
 def load_trajectory(path: str | Path) -> Trajectory:
     """Read one file; the arrays are read-only.
 
-    Files by AMAGO 3.x, older ones of ours and others that have the arrays of a trajectory are brought to our
-    dtypes and shapes.
+    Files by AMAGO 3.x, files of our older formats, and other files with the arrays of a trajectory are
+    converted to our dtypes and shapes.
 
     Raises:
         FileNotFoundError: If it does not exist.
@@ -125,10 +126,10 @@ def load_trajectory(path: str | Path) -> Trajectory:
 
 
 def check_file(path: str | Path) -> Trajectory:
-    """Read a file, compare it with its checksums, and look at all its values.
+    """Read a file, compare it with its checksums, and check all its values.
 
-    Loading a file does not do this. Returns and raises like load_trajectory; values that cannot be trained on
-    make a file a broken one.
+    Loading a file does not do this. Returns and raises like load_trajectory; a file with values that cannot
+    be trained on counts as broken.
     """
     traj = _open(str(path), is_checked=True).traj
     if problem := find_bad_value(traj):
@@ -178,14 +179,14 @@ def _open(path: str, *, is_checked: bool = False, keeps_open: bool = False) -> _
 
 
 def _stays_in_file(name: str, array: Any) -> bool:
-    """Large observations do; each window needs a system call for one, so small arrays are kept in memory."""
+    """Return True for large observations. Small arrays are kept in memory: each read is a system call."""
     is_large = isinstance(array, StoredRows) and array.nbytes > KEEP_OPEN_ABOVE_BYTES // 2
     return is_large and name.startswith(OBS_PREFIX) and array.dtype.isnative
 
 
 def _open_file(path: str) -> OpenFile:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that nobody writes to would block
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe without a writer would block
     except OSError as error:
         if error.errno == errno.ENXIO:
             raise FormatError(_NOT_REGULAR) from error
@@ -202,22 +203,23 @@ def _open_file(path: str) -> OpenFile:
 
 
 class TrajectoryReader:
-    """Reads trajectory files and keeps the recently used ones.
+    """Reads trajectory files and caches recently used ones.
 
     Files never change once they have their final name, so a path identifies its content. Small files,
-    compressed ones and the small arrays of others are kept in memory. Large observations are StoredRows: a
-    slice of the trajectory reads what it needs. If such a file was written to, it is opened anew. Memory and
-    the number of open files are bounded; the least recently used file is closed first.
+    compressed files and the small arrays of other files are kept in memory. Large observations are
+    StoredRows: a slice of the trajectory reads only the rows that it needs. If such a file was modified, it
+    is opened again. Memory and the number of open files are bounded; the least recently used file is closed
+    first.
 
     Args:
-        max_ram_bytes: memory for what is held in memory.
+        max_ram_bytes: memory for cached data.
         max_open_files: number of files that stay open.
     """
 
     def __init__(self, *, max_ram_bytes: int = 256 << 20, max_open_files: int = 256) -> None:
         self._max_ram_bytes, self._max_open_files = max_ram_bytes, max_open_files
         self._opened: OrderedDict[str, _Opened] = OrderedDict()  # least recently used first
-        self._in_files: OrderedDict[str, None] = OrderedDict()  # those with an open file, in the same order
+        self._in_files: OrderedDict[str, None] = OrderedDict()  # files that are open, in the same order
         self.ram_bytes = 0
 
     @property
@@ -226,11 +228,11 @@ class TrajectoryReader:
         return len(self._in_files)
 
     def __len__(self) -> int:
-        """Return the number of files that are kept."""
+        """Return the number of cached files."""
         return len(self._opened)
 
     def load(self, path: str) -> Trajectory:
-        """Return the trajectory of a file; slice it to get arrays. Raises like load_trajectory."""
+        """Return the trajectory of a file; slices of it are arrays. Raises like load_trajectory."""
         found = self._opened.get(path)
         if found is not None and found.file is not None and found.file.has_changed:
             self._forget(path)
@@ -251,13 +253,13 @@ class TrajectoryReader:
         return opened.traj
 
     def forget(self, paths: Iterable[str]) -> None:
-        """Let go of files, for example because they were deleted."""
+        """Drop files from the cache, for example because they were deleted."""
         for path in paths:
             if path in self._opened:
                 self._forget(path)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the opened files behind when this goes to another process."""
+        """Return the state without the opened files, for pickling."""
         return {**vars(self), "_opened": OrderedDict(), "_in_files": OrderedDict(), "ram_bytes": 0}
 
     def _forget(self, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Arrays of files (whoever wrote them) and of offline data sets into trajectories, in our own dtypes."""
+"""Conversion of arrays, from files of any program or offline data sets, to trajectories in our dtypes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .errors import FormatError
 from .trajectory import Array, Trajectory, action_rows, is_one_hot
 from .values import cast, find_bad_value
 
-OBS_PREFIX, EXTRA_PREFIX = "_OBS_KEY_", "_EXTRA_"  # of names in a file
-NVEC, POLICY_VERSION = "action_nvec", "policy_version"  # (1, K), of actions with several factors; (1,)
+OBS_PREFIX, EXTRA_PREFIX = "_OBS_KEY_", "_EXTRA_"  # prefixes of names in a file
+NVEC, POLICY_VERSION = "action_nvec", "policy_version"  # (1, K), for actions with several factors; (1,)
 _MATRIX = 2  # axes: rows and columns
-_MIN_RL2_WIDTH = 2  # the reward and one action column
+_MIN_RL2_WIDTH = 2  # one column for the reward, and one for an action
 _DTYPES: dict[str, np.dtype[Any]] = {
     "rl2s": np.dtype(np.float32),
     "time_idxs": np.dtype(np.int64),
@@ -30,7 +30,7 @@ _NAMES = (*_DTYPES, "actions")
 
 
 def to_arrays(traj: Trajectory) -> dict[str, Array]:
-    """What a file holds of a trajectory, beside the environment's name, by name in the file.
+    """Return the arrays that a file holds for a trajectory, by name; the environment's name is not included.
 
     Raises:
         ValueError: If an array holds Python objects, or rows of discrete actions are not one-hot.
@@ -58,13 +58,13 @@ def to_arrays(traj: Trajectory) -> dict[str, Array]:
 
 
 def from_arrays(arrays: dict[str, Array], env_name: str) -> Trajectory:
-    """Make a Trajectory of a file's arrays, converting only what is not in our dtype and shape.
+    """Make a Trajectory of a file's arrays; only arrays with other dtypes or shapes are converted.
 
     Args:
         arrays: by name in the file; observations in the byte order of this machine may be StoredRows.
-        env_name: of the environment.
+        env_name: name of the environment.
 
-    Returns: the trajectory, whose arrays are read-only.
+    Returns: the trajectory; its arrays are read-only.
 
     Raises:
         FormatError: If an array is missing or has an impossible shape or dtype.
@@ -93,7 +93,7 @@ def from_arrays(arrays: dict[str, Array], env_name: str) -> Trajectory:
             extras=others[EXTRA_PREFIX],
             **columns,
         )
-    except ValueError as error:  # lengths that contradict each other, or actions out of range
+    except ValueError as error:  # inconsistent lengths, or actions out of range
         raise FormatError(str(error)) from error
     for array in arrays_of(traj):
         if isinstance(array, np.ndarray):
@@ -107,7 +107,7 @@ def arrays_of(traj: Trajectory) -> list[Array]:
 
 
 def _convert(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
-    """Numbers as `dtype`; a column that was stored as (T,) becomes (T, 1)."""
+    """Convert numbers to `dtype`; a column that was stored as (T,) becomes (T, 1)."""
     if array.dtype != dtype or array.ndim != _MATRIX:
         if array.dtype.kind not in "fiub" or array.ndim not in (1, _MATRIX):
             raise FormatError(f"{name} is {array.dtype}{list(array.shape)}, but must be rows of numbers")
@@ -132,7 +132,7 @@ def _native(name: str, array: Array) -> Array:
 
 
 def _read_counts(arrays: dict[str, Array], name: str, lowest: int | None = None) -> tuple[int, ...] | None:
-    """The whole numbers of a small array, None if the file has none of this name."""
+    """The whole numbers of a small array; None if the file has no array of this name."""
     stored = arrays.get(name)
     if stored is None:
         return None
@@ -158,33 +158,33 @@ def split_episodes(
     num_actions: int | Sequence[int] | None = None,
     env_name: str = "offline",
 ) -> list[Trajectory]:
-    """Cut flat arrays of consecutive steps, as offline data sets hold them, into one trajectory per episode.
+    """Cut flat arrays of consecutive steps, as in offline data sets, into one trajectory per episode.
 
-    Row i says: obs[i] was seen, actions[i] taken, rews[i] paid for it, and the episode terminated or was
-    truncated on arriving at the next observation. rl2s are rewards and actions shifted by one timestep, time
-    indices count from 0 in each episode, and only termination becomes `dones`.
+    In row i, obs[i] was seen, actions[i] was taken, rews[i] was paid for it, and the episode terminated or
+    was truncated on arriving at the next observation. The rl2s are rewards and actions shifted by one
+    timestep, time indices count from 0 in each episode, and only termination becomes `dones`.
 
-    The observation after an episode's last action is the last row of the episode in `next_obs`. Without it,
-    that observation is unknown, as the next row of `obs` belongs to another episode: after a termination,
-    where nothing is learned from it, the last one is repeated; after a truncation, and at the end of the
-    arrays, the last transition is dropped.
+    The observation after an episode's last action is the last row of the episode in `next_obs`. Without
+    `next_obs` it is unknown, because the next row of `obs` belongs to another episode. After a termination,
+    where its value is not used for learning, the last observation is repeated. After a truncation, and at the
+    end of the arrays, the last transition is dropped.
 
     Args:
-        obs: (S, ...) or a dict of such arrays; alone, its key is "observation".
+        obs: (S, ...) or a dict of such arrays; the key of a single array is "observation".
         actions: (S,) or (S, 1) integers if discrete, (S, K) if MultiDiscrete, else (S, A) floats in [-1, 1].
         rews: (S,) or (S, 1), environment units.
         terminated: (S,) or (S, 1), True where the environment reached an end ("terminals").
         truncated: (S,) or (S, 1), True where a time limit cut the episode ("timeouts").
-        next_obs: like obs, what followed each action, before any reset.
-        num_actions: number of discrete actions; None takes the largest index plus one. K numbers in a
-            sequence mean MultiDiscrete actions.
+        next_obs: like obs, the observation after each action, before any reset.
+        num_actions: number of discrete actions; None for the largest index plus one. A sequence of K numbers
+            means MultiDiscrete actions.
         env_name: name of the environment.
 
     Returns: the trajectories in order; episodes without a transition are left out.
 
     Raises:
-        ValueError: If the lengths differ, the actions are out of range, a value is not finite, or one would
-            change when it is brought to the dtype of its column.
+        ValueError: If the lengths differ, the actions are out of range, a value is not finite, or a value
+            would change in the dtype of its column.
     """
     columns = _as_columns(obs)
     following = None if next_obs is None else _as_columns(next_obs)
@@ -200,7 +200,7 @@ def split_episodes(
     for stop in sorted({*(last_steps + 1).tolist(), len(rews)}):
         is_known = following is not None or bool(ends[stop - 1 : stop].any())
         span = slice(start, stop if is_known else stop - 1)
-        start, last = stop, slice(stop - 1, stop)  # the row of what is known of the end
+        start, last = stop, slice(stop - 1, stop)  # slice of the last row
         if span.start < span.stop:
             after = columns if following is None else following
             seen = {
@@ -227,16 +227,16 @@ def episode(
     policy_version: int | None = None,
     nvec: tuple[int, ...] | None = None,
 ) -> Trajectory:
-    """A trajectory that begins at reset: rl2s and time indices follow from the rest.
+    """Make a trajectory that begins at reset; its rl2s and time indices follow from the rest.
 
     Args:
         obs: each (T+1, ...).
         actions: (T, A) rows.
         rews: (T, 1) float32.
         dones: (T, 1) bool.
-        env_name: as in Trajectory, and so are the others.
-        policy_version: of the policy that acted last.
-        nvec: of actions with several factors.
+        env_name: see Trajectory, also for the other arguments.
+        policy_version: number of the policy that acted last.
+        nvec: number of actions of each factor, for actions with several.
     """
     rl2s = np.zeros((len(rews) + 1, 1 + actions.shape[1]), np.float32)
     rl2s[1:, :1], rl2s[1:, 1:] = rews, actions
@@ -251,8 +251,8 @@ def load_episodes(path: str | Path) -> list[Trajectory]:
     next_observations if there are any.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file cannot be read, an array is missing, or they contradict each other.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If the file cannot be read, or arrays are missing or contradict each other.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -287,7 +287,7 @@ def _as_columns(obs: Array | Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _rows_of(actions: Array, num_actions: Any) -> Array:
-    """Actions of one factor, or continuous ones, as rows (S, A)."""
+    """Convert continuous actions, or those of one factor, to rows (S, A)."""
     if actions.dtype.kind in "iu":
         width = int(actions.max(initial=0)) + 1 if num_actions is None else num_actions
         return action_rows(actions.astype(np.int64), width)
@@ -301,7 +301,7 @@ def _rows_of(actions: Array, num_actions: Any) -> Array:
 
 
 def _check_columns(columns: dict[str, Array], following: dict[str, Array] | None, **others: Array) -> None:
-    """Raise ValueError unless all have one row per step, and both kinds of observations the same keys."""
+    """Raise ValueError unless all arrays have a row per step, and both kinds of observations equal keys."""
     if following is not None and following.keys() != columns.keys():
         raise ValueError(
             f"next_obs has the keys {sorted(following)}, obs has {sorted(columns)}; they must be equal. "

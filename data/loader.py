@@ -22,12 +22,12 @@ from .batch import Arrays, Batch, Rows, Specs, as_batch, batch_of, fill_batch, p
 from .dataset import RLDataset
 from .trajectory import Array, Trajectory
 
-_MESSAGE_BYTES = 4 << 20  # of the batches that a worker sends together, about
+_MESSAGE_BYTES = 4 << 20  # approximate size of the batches that a worker sends together
 _POOL_BYTES = 256 << 20  # approximate memory of windows that are drawn together
-_HEAD_BYTES = 64  # of a block; the first byte says whether the parent has copied it
+_HEAD_BYTES = 64  # size of a block's head; its first byte marks whether the parent has copied the block
 _SENT, _COPIED = 0, 1
 _KEPT_BLOCKS = 4  # per worker
-_GRACE_S = 15  # of a worker after SIGTERM
+_GRACE_S = 15  # seconds that a worker has after SIGTERM
 
 
 @gin.configurable(denylist=["dataset", "batch_size", "num_workers", "seed", "rank", "pin_memory", "packs"])
@@ -35,28 +35,29 @@ class BatchLoader:
     """Samples padded or packed batches.
 
     The batches of an epoch depend only on seed, rank, epoch number, the number of workers and the data.
-    Workers start with the first epoch and stay; each of them lists the dataset again when an epoch begins,
-    and prepares its next batches while the learner is busy. It sends small ones several at a time, since a
-    message costs more than making such a batch.
+    Workers start with the first epoch and stay alive. Each of them lists the dataset again when an epoch
+    begins, and prepares its next batches while the learner is busy. Small batches are sent several at a time,
+    since a message costs more than making such a batch.
 
-    Windows of similar length share a batch: those of `pool_batches` batches are drawn together, sorted by
-    length and cut into batches, which come in random order. Each window that was drawn is used once, so a
-    window is as likely as without a pool; only its company differs. If all have one length, nothing is
-    sorted. The windows of a pool are in memory until their batches are made. So a pool has fewer batches if
-    they would take more than 256 MB, or, with images in compressed files, if `pool_batches` is smaller.
+    Windows of similar length share a batch: the windows of `pool_batches` batches are drawn together, sorted
+    by length and cut into batches, which are returned in random order. Each drawn window is used once, so
+    sampling probabilities are the same as without a pool; only the grouping differs. If all windows have one
+    length, they are not sorted. The windows of a pool stay in memory until their batches are made. The pool
+    is therefore smaller if it would take more than 256 MB; for images in compressed files, choose a smaller
+    `pool_batches`.
 
-    Packed batches take windows in the order of drawing. They leave about as few places empty as sorted ones
-    would, and all batches hold windows of all lengths.
+    Packed batches take windows in the order of drawing. They leave about as few places empty as sorted
+    windows would, and every batch has windows of all lengths.
 
     Args:
-        dataset: where windows come from; configured already.
+        dataset: source of the windows; configured already.
         batch_size: B, windows per batch.
         num_workers: worker processes; 0 samples in this process.
-        seed: of the run.
+        seed: seed of the run.
         rank: number of this process among those that train together.
-        pin_memory: whether batches lie in page-locked memory, for a learner on a CUDA device.
+        pin_memory: whether batches are in page-locked memory, for a learner on a CUDA device.
         packs: whether short windows share rows of at most the dataset's max_seq_len transitions.
-        pool_batches: batches whose windows are drawn together; 1 leaves them in the order of drawing.
+        pool_batches: number of batches whose windows are drawn together; 1 keeps the order of drawing.
 
     Raises:
         ValueError: If batch_size, num_workers or pool_batches is not allowed.
@@ -87,21 +88,21 @@ class BatchLoader:
         self._dataset, self._num_workers = dataset, num_workers
         self._seed = seed
         self._source = _EpochSource(dataset, batch_size, rank, pool_batches, pin_memory, packs)
-        self._num_epochs = 0  # that were begun
+        self._num_epochs = 0  # number of epochs begun
         self._workers: DataLoader[Batch] | None = None
-        self._blocks: dict[tuple[int, int], Tensor] = {}  # of the workers, as last received
+        self._blocks: dict[tuple[int, int], Tensor] = {}  # the workers' blocks, as last received
         self._num_timesteps = self._num_padded = 0
 
     def reseed(self, seed: int) -> None:
-        """Draw batches as a run of this seed does, from the next epoch on."""
+        """Draw batches like a run with this seed, from the next epoch on."""
         self._seed = seed
 
     def epoch(self, epoch: int, num_batches: int) -> Iterator[Batch]:
-        """Yield the `num_batches` batches of one epoch. It ends early when another one begins.
+        """Yield the `num_batches` batches of one epoch. The epoch ends early when another one begins.
 
         Raises:
             ValueError: From the dataset, if there is nothing to sample.
-            RuntimeError: If a worker process died, or raised something else than a ValueError.
+            RuntimeError: If a worker process died, or raised something other than a ValueError.
         """
         self._num_timesteps = self._num_padded = 0
         self._num_epochs += 1
@@ -112,7 +113,7 @@ class BatchLoader:
             if self._source.pin_memory:
                 batches = map(Batch.pin_memory, batches)
         else:
-            # Here too, although nothing is sampled here: what a dataset reports comes from this process.
+            # Call this here too, although the workers sample: the dataset's metrics come from this process.
             self._dataset.on_new_epoch(epoch)
             self._source.order[:] = epoch, self._seed, num_batches, self._batches_per_message(num_batches)
             batches = self._of_workers()
@@ -130,15 +131,15 @@ class BatchLoader:
         return {"padded_fraction": self._num_padded / self._num_timesteps}
 
     def close(self) -> None:
-        """End the worker processes; a later epoch would start new ones."""
+        """End the worker processes; a later epoch starts new ones."""
         running, self._workers = getattr(self._workers, "_iterator", None), None
         self._blocks.clear()
         if running is not None:
-            running._shutdown_workers()  # else they would go on as long as anybody holds an unfinished epoch
+            running._shutdown_workers()  # otherwise they live as long as an unfinished epoch
         atexit.unregister(self.close)
 
     def _batches_per_message(self, num_batches: int) -> int:
-        """As many as have some size together, at most a pool of them, and a message for each worker."""
+        """Batches per message: limited by size, by the pool, and to leave a message for each worker."""
         by_size = self._source.num_batches_in(_MESSAGE_BYTES) or 1
         return max(1, min(by_size, self._source.pool_batches, num_batches // self._num_workers))
 
@@ -151,7 +152,8 @@ class BatchLoader:
                 collate_fn=_as_it_is,
                 persistent_workers=True,
                 worker_init_fn=_leave_signals_to_the_parent,
-                # Its own: drawing the workers' seeds must not move the run's random numbers.
+                # A separate generator, since drawing the workers' seeds must not change the run's random
+                # numbers.
                 generator=torch.Generator().manual_seed(0),
             )
             atexit.register(self.close)
@@ -179,7 +181,7 @@ class BatchLoader:
 
 
 class _Failure(NamedTuple):
-    """An exception of a worker; the exception itself might not survive the way here."""
+    """Description of a worker's exception, which itself might not survive pickling."""
 
     kind: type[Exception]
     text: str
@@ -189,19 +191,17 @@ class _Failure(NamedTuple):
 class _Message(NamedTuple):
     """Batches in one piece of shared memory, a block.
 
-    Every tensor that crosses processes costs as much as many small batches, and new memory as much as all
-    that is written to it. So blocks are used again, and cross once.
+    Sending a tensor to another process costs as much as many small batches, and new memory costs as much as
+    filling it. Blocks are therefore reused, and each is sent only once.
     """
 
     specs: list[Specs]
-    place: tuple[int, int]  # of the block: the worker's number, and which of its blocks
-    data: (
-        Tensor | None
-    )  # the block, bytes: a head, then the arrays; None for the one that came from there last
+    place: tuple[int, int]  # the block: the worker's number, and the index among its blocks
+    data: Tensor | None  # the block's bytes: a head, then the arrays; None if it is the worker's last one
 
 
 def _arrays(batches: list[Specs], block: Array) -> Iterator[Arrays]:
-    """The arrays of each batch in the bytes of a block."""
+    """Yield the arrays of each batch, as parts of the bytes of a block."""
     start = _HEAD_BYTES
     for specs in batches:
         arrays = {}
@@ -216,7 +216,7 @@ def _room_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 
 
 class _EpochSource(IterableDataset[Any]):
-    """The batches of an epoch; in a worker its share of them, some to a message."""
+    """The batches of an epoch; in a worker, its share of them, several per message."""
 
     def __init__(
         self,
@@ -229,13 +229,13 @@ class _EpochSource(IterableDataset[Any]):
     ) -> None:
         self._dataset, self.batch_size, self.pin_memory, self._packs = dataset, batch_size, pin_memory, packs
         self._rank, self.pool_batches = rank, pool_batches
-        # What workers make next: epoch, seed, number of batches, and of those in a message. They share it.
+        # The workers' next task: epoch, seed, number of batches, and batches per message. They all share it.
         self.order = multiprocessing.RawArray("q", 4)
-        self._blocks: list[Tensor] = []  # of a worker
+        self._blocks: list[Tensor] = []  # blocks of a worker
         self._num_made = 0
 
     def num_batches_in(self, num_bytes: int) -> int | None:
-        """About how many batches of full windows take so many bytes; None if the layout is not known."""
+        """Approximate number of batches of full windows in `num_bytes`; None if the layout is unknown."""
         layout = self._dataset.layout
         if layout is None:
             return None
@@ -244,7 +244,7 @@ class _EpochSource(IterableDataset[Any]):
         return num_bytes // (self.batch_size * (self._dataset.max_seq_len + 1) * timestep_bytes)
 
     def sample(self, epoch: int, seed: int, num_batches: int, worker: int = 0) -> Iterator[Rows]:
-        """Yield the rows of so many batches of the epoch."""
+        """Yield the rows of `num_batches` batches of the epoch."""
         self._dataset.on_new_epoch(epoch)
         self._dataset.refresh()
         rng = np.random.default_rng([seed, self._rank, epoch, worker])
@@ -263,11 +263,11 @@ class _EpochSource(IterableDataset[Any]):
                     yield [[window] for window in batch]
 
     def __iter__(self) -> Iterator[_Message | _Failure]:
-        """In a worker, of which DataLoader asks one after the other, in a fixed order, for a message."""
+        """Yield a worker's messages. DataLoader asks its workers in turn, in a fixed order."""
         info, (epoch, seed, num_batches, size) = get_worker_info(), self.order
         assert info is not None
         own = np.random.SeedSequence([seed, self._rank, epoch, info.id, 1]).generate_state(1)[0]
-        random.seed(int(own))  # a dataset of the user's may draw from these, and then follows the run's seed
+        random.seed(int(own))  # a user's dataset may draw from these; seeding makes it follow the run's seed
         np.random.seed(own)  # noqa: NPY002
         torch.manual_seed(int(own))
         begins = range(info.id * size, num_batches, info.num_workers * size)
@@ -275,9 +275,9 @@ class _EpochSource(IterableDataset[Any]):
         try:
             while some := list(itertools.islice(batches, size)):
                 yield self._message(info.id, some)
-        except ValueError as error:  # which says what to do already
+        except ValueError as error:  # its text already contains the fix
             yield _Failure(ValueError, str(error), traceback.format_exc())
-        except Exception as error:  # whatever a dataset raises is raised again in the parent
+        except Exception as error:  # the parent raises any exception of a dataset again
             text = (
                 f"A loader worker failed: {type(error).__name__}: {error}. Fix: see the traceback above; "
                 "Experiment.dloader_workers = 0 raises the error in this process."
@@ -308,7 +308,7 @@ def cut_by_length(
     """Yield the windows in batches of similar length, the batches in random order.
 
     Args:
-        windows: as many as fill whole batches.
+        windows: enough to fill whole batches.
         batch_size: B.
         rng: draws the order of the batches; not used if all windows have one length.
     """
@@ -326,9 +326,10 @@ def _as_it_is(block: Any) -> Any:
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:
-    """Signals often reach all processes; the parent saves first, and then ends its workers.
+    """Ignore signals, which often reach all processes; the parent saves first, and then ends its workers.
 
-    After SIGTERM a worker has some seconds left, so that a parent that does not end it need not wait for it.
+    After SIGTERM, a worker ends after some seconds, so that it does not outlive a parent that does not end
+    it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)

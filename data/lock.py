@@ -1,4 +1,4 @@
-"""One process per folder and purpose: a lock that ends with its process, and a note of who holds it."""
+"""A lock that one process per folder and purpose can hold, with a note about its holder."""
 
 from __future__ import annotations
 
@@ -41,29 +41,30 @@ MANAGER = LockPurpose(
 
 @dataclass
 class _Held:
-    """A lock of this process. Forked children inherit this note, but not the lock; so it has the pid."""
+    """A lock of this process. Forked children inherit this object but not the lock, hence the pid."""
 
-    descriptor: int | None  # None where the file system has no locks
+    descriptor: int | None  # None if the file system has no locks
     pid: int
     num_users: int = 0
 
 
-_held: dict[Path, _Held] = {}  # by lock file; closing a second descriptor of one would end the lock
+# By lock file; closing a second descriptor of the same file would release the lock.
+_held: dict[Path, _Held] = {}
 
 
 class FolderLock:
     """A lock on a folder for one purpose, held by one process at a time, for as long as this object lives.
 
     A process may take it several times. Forked children do not inherit it. The kernel releases it when the
-    process ends, however that happens.
+    process ends for any reason.
 
     Args:
         folder: existing folder; the lock and a note (pid, host, run and time) appear in it.
-        run_name: what to call this process in the note.
-        purpose: names the two files, and is part of the error.
+        run_name: name of this process in the note.
+        purpose: gives the names of the two files, and part of the error.
 
     Raises:
-        ValueError: If another process holds it; the text names that process.
+        ValueError: If another process holds the lock; the text names that process.
         OSError: If the lock file cannot be opened.
     """
 
@@ -76,7 +77,7 @@ class FolderLock:
         self._finalizer = weakref.finalize(self, _release, path, held)
 
     def release(self) -> None:
-        """Release it; calling this again does nothing."""
+        """Release the lock; calling this again has no effect."""
         self._finalizer()
 
 
@@ -109,22 +110,22 @@ def _acquire(path: Path, run_name: str, purpose: LockPurpose) -> int | None:
 
 
 def _release(path: Path, held: _Held) -> None:
-    """Release the lock if its last user is gone; a forked child has nothing to release."""
+    """Release the lock if this was its last user. A forked child does not hold it."""
     held.num_users -= 1
     if held.num_users or held.pid != os.getpid():
         return
     if _held.get(path) is held:
         del _held[path]
     if held.descriptor is not None:
-        with contextlib.suppress(OSError):  # the folder may be gone
+        with contextlib.suppress(OSError):  # the folder may have been deleted
             path.with_suffix(".json").unlink()
         os.close(held.descriptor)
 
 
 def _describe_holder(path: Path) -> str:
-    """Who holds the lock, as far as the note says."""
+    """Describe the holder of the lock, from the note."""
     try:
         note = json.loads(path.read_text(encoding="utf-8"))
         return f"Process {note['pid']} on {note['host']} (run {note['run_name']!r}, since {note['since']})"
-    except (OSError, ValueError, KeyError, TypeError):  # being written at this moment, or removed by somebody
+    except (OSError, ValueError, KeyError, TypeError):  # the note is being written right now, or was deleted
         return "Another process"

@@ -1,4 +1,4 @@
-"""Trajectories in this process's memory: offline arrays, small runs, tests."""
+"""A dataset in this process's memory, for offline arrays, small runs and tests."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ from .values import find_bad_value
 
 @gin.configurable(denylist=["trajs"])
 class MemoryTrajDataset(RLDataset):
-    """Holds trajectories in RAM. What is stored never changes: windows are views, to be copied by pad_batch.
+    """Holds trajectories in RAM. The stored arrays never change: windows are views that pad_batch copies.
 
-    Each process that samples has the trajectories that were there when it started; with loader workers,
-    what is added later is not seen by them, so add first or use `dloader_workers = 0`.
+    Each sampling process has the trajectories that existed when it started. Loader workers do not see later
+    additions, so add all trajectories first or use `dloader_workers = 0`.
 
     Args:
-        trajs: trajectories to begin with.
-        sampler: draws trajectories and windows; None for that of RLDataset.
-        max_timesteps: transitions that are kept; the oldest trajectories make room for new ones. None keeps
-            all.
-        min_trajs: trajectories from which on training starts.
+        trajs: initial trajectories.
+        sampler: draws trajectories and windows; None for the sampler of RLDataset.
+        max_timesteps: maximum number of transitions; the oldest trajectories are dropped. None keeps all.
+        min_trajs: number of trajectories at which training starts.
         relabeler: changes the whole trajectory each time, before a window is cut out of it.
-        npz_path: file of flat offline arrays to begin with, see load_episodes; None for none.
+        npz_path: file with initial trajectories as flat offline arrays, see load_episodes; None for none.
 
     Raises:
         ValueError: If an argument is not allowed, or the trajectories differ in layout.
@@ -52,14 +51,15 @@ class MemoryTrajDataset(RLDataset):
             )
         self.max_timesteps, self.min_trajs, self.relabeler = max_timesteps, min_trajs, relabeler
         self._trajs: list[Trajectory] = []
-        self._ids: list[str] = []  # numbers in the order of adding, by which the sampler knows trajectories
+        # Numbers in the order of adding, which identify trajectories in the sampler.
+        self._ids: list[str] = []
         self._num_timesteps = self._num_added = 0
-        self._has_changed = True  # since the sampler was given the trajectories
+        self._has_changed = True  # True if trajectories changed since the sampler received them
         for traj in [*trajs, *(load_episodes(npz_path) if npz_path is not None else [])]:
             self.add(traj)
 
     def add(self, traj: Trajectory) -> None:
-        """Take one more trajectory, and drop the oldest while there are more than max_timesteps.
+        """Add one trajectory, and drop the oldest while there are more than max_timesteps.
 
         Its arrays are kept, not copied: do not write to them afterwards.
 
@@ -78,13 +78,13 @@ class MemoryTrajDataset(RLDataset):
         self._num_added += 1
         self._num_timesteps += len(traj)
         self._has_changed = True
-        # One trajectory may be longer than everything allowed; it stays until the next comes.
+        # A single trajectory may exceed the limit; it stays until the next one is added.
         while self._num_timesteps > (self.max_timesteps or np.inf) and len(self._trajs) > 1:
             self._num_timesteps -= len(self._trajs.pop(0))
             self._ids.pop(0)
 
     def expect(self, layout: Layout) -> None:
-        """Learn what trajectories of this run look like. Raises ValueError if values do not fit."""
+        """Receive the layout of this run's trajectories. Raises ValueError if values do not fit."""
         super().expect(layout)
         for traj in self._trajs:
             self._check_values(traj)
@@ -92,7 +92,7 @@ class MemoryTrajDataset(RLDataset):
     def _check_values(self, traj: Trajectory) -> None:
         layout = self.layout
         if layout is not None and layout.describe_mismatch(traj.layout):
-            layout = None  # making a batch of it is an error that says why
+            layout = None  # making a batch of it raises an error with the reason
         if problem := find_bad_value(traj, layout):
             raise ValueError(
                 f"A trajectory of environment {traj.env_name!r} with {len(traj)} transitions cannot be "
@@ -105,19 +105,19 @@ class MemoryTrajDataset(RLDataset):
 
     @property
     def num_trajs(self) -> int:
-        """Number of trajectories held."""
+        """Number of stored trajectories."""
         return len(self._trajs)
 
     @property
     def num_timesteps(self) -> int:
-        """Number of transitions held."""
+        """Number of stored transitions."""
         return self._num_timesteps
 
     def sample_random_trajectory(self, rng: np.random.Generator) -> Trajectory:
         return self.sample_windows(1, rng)[0]
 
     def sample_windows(self, count: int, rng: np.random.Generator) -> list[Trajectory]:
-        """Raise ValueError if there is no trajectory."""
+        """Draw windows; raises ValueError if the dataset is empty."""
         if not self._trajs:
             raise ValueError(
                 "MemoryTrajDataset holds no trajectories to sample from. Fix: pass some when it is made, or "

@@ -1,7 +1,7 @@
-"""Farama's Minari, the standard for offline reinforcement learning: to train on, to import and to export.
+"""Support for Minari, Farama's standard for offline reinforcement learning: train on it, import and export.
 
-Names, offsets and scalings are those of the library's environments, so a policy trained on a dataset acts
-in the environment that it comes from. `minari` and gymnasium are imported when they are needed.
+Names, offsets and scalings are those of the library's environments, so a policy trained on a dataset can act
+in the environment that the dataset was recorded in. `minari` and gymnasium are imported on first use.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from .values import cast, find_bad_value
 if TYPE_CHECKING:
     from gymnasium import Space
 
-ENV_NAME_KEY, POLICY_KEY = "loxodon_env_name", "loxodon_policy_version"  # of the metadata of an episode
+ENV_NAME_KEY, POLICY_KEY = "loxodon_env_name", "loxodon_policy_version"  # keys of an episode's metadata
 CACHE_FOLDER = "loxodon-cache"
-_CONVERSION = 5  # raise it when the same episode would become another file
-_CONVERTING = ".loxodon-converting-"  # prefix of unfinished conversions; nobody else's folders have it
+_CONVERSION = 5  # increase it when the same episode would give another file
+_CONVERTING = ".loxodon-converting-"  # prefix of unfinished conversions, used by nothing else
 _STALE_S = 86_400.0
-_EPISODES_AT_ONCE = 32  # in memory during an export
+_EPISODES_AT_ONCE = 32  # episodes in memory during an export
 _logger = logging.getLogger("loxodon")
 
 
 def require_minari() -> Any:
-    """The package `minari`; ImportError if it, or what it needs to read its files, is not installed."""
+    """The package `minari`; raises ImportError if it or one of its readers is not installed."""
     missing = [name for name in ("minari", "h5py", "PIL") if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(
@@ -57,16 +57,16 @@ def require_minari() -> Any:
 
 
 def open_minari(dataset_id: str, *, download: bool = False) -> Any:
-    """The `minari.MinariDataset` of that id, from the folder MINARI_DATASETS_PATH (or ~/.minari/datasets).
+    """The `minari.MinariDataset` with that id, from the folder MINARI_DATASETS_PATH (or ~/.minari/datasets).
 
     Args:
         dataset_id: such as "D4RL/door/human-v2".
-        download: fetch it from Farama's server if it is not there.
+        download: fetch a missing dataset from Farama's server.
 
     Raises:
         ImportError: If a package is missing.
-        FileNotFoundError: If there is no such dataset.
-        ValueError: If there is one, but it cannot be read.
+        FileNotFoundError: If the dataset does not exist.
+        ValueError: If it cannot be read.
     """
     minari = require_minari()
     try:
@@ -94,7 +94,7 @@ def open_minari(dataset_id: str, *, download: bool = False) -> Any:
 
 
 class EpisodeCodec:
-    """Turns whole episodes of one pair of spaces into trajectories and back.
+    """Converts whole episodes of one pair of spaces to trajectories and back.
 
     Raises: TypeError or ValueError for spaces that trajectories cannot hold.
     """
@@ -114,7 +114,7 @@ class EpisodeCodec:
         self._code = ActionCode(self._map.policy_space)
 
     def to_trajectory(self, source: Any, env_name: str, policy_version: int | None = None) -> Trajectory:
-        """A trajectory of an episode with `observations` (T+1) and `actions`, `rewards`, `terminations` (T).
+        """Convert an episode: `observations` (T+1) and `actions`, `rewards`, `terminations` (T).
 
         Truncation is not stored: a trajectory that ends without `dones` was cut off.
 
@@ -146,10 +146,10 @@ class EpisodeCodec:
         return traj
 
     def to_columns(self, traj: Trajectory) -> dict[str, Any]:
-        """Observations and actions as the environment would have them, and rewards and flags of an episode.
+        """Observations and actions in the environment's form, with rewards and flags of an episode.
 
         Raises:
-            ValueError: If the trajectory is not of these spaces.
+            ValueError: If the trajectory does not fit these spaces.
         """
         missing = [leaf.key for leaf in self.leaves if leaf.key not in traj.obs]
         if missing or len(traj.obs) != len(self.leaves):
@@ -170,7 +170,7 @@ class EpisodeCodec:
         }
 
     def _actions_of(self, traj: Trajectory) -> Array:
-        """(T,) integers or (T, *shape) in the bounds, numbering and dtype of the environment."""
+        """Actions, (T,) integers or (T, *shape), in the bounds, numbering and dtype of the environment."""
         code = self._code
         found = action_indices(traj) if code.has_integers else traj.actions
         fits = traj.nvec == code.nvec and traj.actions.shape[1] == code.width
@@ -182,7 +182,7 @@ class EpisodeCodec:
         return np.asarray(self._map.to_env(found[:, 0] if code.has_integers and not code.nvec else found))
 
     def _nest(self, traj: Trajectory, space: Any, path: tuple[str | int, ...]) -> Any:
-        """Flat observations in the nesting of the space below a path."""
+        """Restore the nesting of the space below a path."""
         if leaf := next((leaf for leaf in self.leaves if leaf.path == path), None):
             return leaf.restore(traj.obs[leaf.key])
         if isinstance(space.spaces, tuple):
@@ -191,7 +191,7 @@ class EpisodeCodec:
 
 
 def guess_spaces(traj: Trajectory) -> tuple[Space[Any], Space[Any]]:
-    """Spaces of a trajectory whose environment is not known: the widest that its dtypes allow."""
+    """Guess the spaces of a trajectory from an unknown environment: the widest that its dtypes allow."""
     from gymnasium import spaces
 
     from .spaces import SINGLE_KEY
@@ -230,19 +230,19 @@ def guess_spaces(traj: Trajectory) -> tuple[Space[Any], Space[Any]]:
 def import_episodes(
     dataset: Any, folder: Path, save_as: str, track: Track = iter
 ) -> tuple[list[tuple[str, int]], int]:
-    """Write every episode of a Minari dataset as one trajectory file; those that are there already stay.
+    """Write every episode of a Minari dataset as one trajectory file; existing files stay.
 
-    Returns: (file name, number of transitions) of every new file, and how many episodes were there already.
+    Returns: (file name, number of transitions) of every new file, and how many episodes existed already.
 
-    Raises: TypeError if the spaces have no form as trajectories, ValueError if an episode contradicts them.
+    Raises: TypeError if trajectories cannot hold the spaces, ValueError if an episode contradicts them.
     """
     codec = EpisodeCodec(dataset.observation_space, dataset.action_space)
     folder.mkdir(parents=True, exist_ok=True)
     names = [parse_name(name) for name in os.listdir(folder)]  # noqa: PTH208 (only names are needed)
     present = {name.traj_id for name in names if name is not None}
-    # What the environments of this library would call it: the registered name without version.
+    # The library's environments use the registered name without version.
     default_name = str(dataset.id).replace("/", "-") if dataset.env_spec is None else dataset.env_spec.name
-    begin_us, num_present = time.time_ns() // 1000, 0  # whole, as in file names
+    begin_us, num_present = time.time_ns() // 1000, 0  # an integer, as in file names
     written: list[tuple[str, int]] = []
     metadata = dataset.storage.get_episode_metadata(dataset.episode_indices)
     numbers = track(range(len(dataset)))
@@ -250,7 +250,7 @@ def import_episodes(
         traj_id = hashlib.blake2b(f"{dataset.id} {source.id}".encode(), digest_size=4).hexdigest()
         if traj_id in present:
             num_present += 1
-        elif len(source.rewards):  # an episode without a step is no trajectory
+        elif len(source.rewards):  # an episode without a step has no transition to store
             version = extra.get(POLICY_KEY)
             name = str(extra.get(ENV_NAME_KEY, default_name))
             traj = codec.to_trajectory(source, name, None if version is None else int(version))
@@ -265,17 +265,17 @@ def import_episodes(
 class MinariDataset(DiskTrajDataset):
     """Windows of the episodes of a Minari dataset, to train offline.
 
-    The first use converts the episodes once into trajectory files beside the dataset (`loxodon-cache/`, which
-    may be deleted while nothing uses it); from then on it is a DiskTrajDataset that is only read. So memory
-    stays bounded, all processes share the pages, and the worker processes need no HDF5, whose compressed
-    chunks take milliseconds per episode. Observations have the names and dtypes, actions the numbering and
-    scaling, that the environments of this library show to a policy.
+    The first use converts the episodes into trajectory files next to the dataset (`loxodon-cache/`, which may
+    be deleted while it is not in use). From then on, this is a read-only DiskTrajDataset. Memory stays
+    bounded, all processes share the pages, and the workers do not need HDF5, whose compressed chunks take
+    milliseconds per episode. Observations have the names and dtypes, and actions the numbering and scaling,
+    that the library's environments show to a policy.
 
     Args:
         dataset_id: such as "D4RL/door/human-v2", found below MINARI_DATASETS_PATH.
-        download: fetch it from Farama's server if it is not there.
-        sampler: draws episodes and windows; None for that of RLDataset.
-        cache_root: folder for the converted episodes; None takes the folder of the dataset.
+        download: fetch a missing dataset from Farama's server.
+        sampler: draws episodes and windows; None for the sampler of RLDataset.
+        cache_root: folder for the converted episodes; None for the folder of the dataset.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class MinariDataset(DiskTrajDataset):
         sampler: Sampler | None = None,
         cache_root: str | None = None,
     ) -> None:
-        # All by name, or what gin binds of a DiskTrajDataset beside this one would hold here too.
+        # Pass every argument by name, or gin's bindings of other DiskTrajDatasets would apply here.
         super().__init__(dset_min_size=1, sampler=sampler, relabeler=None, takes_new_trajs=False)
         self.dataset_id, self.download, self.cache_root = dataset_id, download, cache_root
 
@@ -295,9 +295,9 @@ class MinariDataset(DiskTrajDataset):
 
         Raises:
             ImportError: If a package is missing.
-            FileNotFoundError: If there is no such dataset.
-            TypeError: If its spaces have no form as trajectories.
-            ValueError: If it holds nothing, or cannot be read.
+            FileNotFoundError: If the dataset does not exist.
+            TypeError: If trajectories cannot hold its spaces.
+            ValueError: If it is empty or cannot be read.
             OSError: If the cache cannot be written.
         """
         super().configure(**{**settings, "has_edit_rights": False})
@@ -307,11 +307,11 @@ class MinariDataset(DiskTrajDataset):
             )
 
     def folder(self, default_root: str, default_name: str) -> Path:
-        """Where the converted episodes lie; they are converted now if they never were."""
+        """Return the folder of the converted episodes; converts them if necessary."""
         return _converted(open_minari(self.dataset_id, download=self.download), self.cache_root)
 
     def expect(self, layout: Layout) -> None:
-        """Compare with the spaces of the run.
+        """Compare the dataset with the spaces of the run.
 
         Raises:
             ValueError: If a policy for these spaces cannot be trained on this dataset.
@@ -327,9 +327,9 @@ class MinariDataset(DiskTrajDataset):
 
 
 def _converted(dataset: Any, cache_root: str | None) -> Path:
-    """The folder of the converted episodes, made if the dataset was never converted in its present state.
+    """Return the folder of the converted episodes; makes it if the dataset's present state has none.
 
-    It is made under a temporary name and renamed when complete, so any number of processes may come at once.
+    The folder has a temporary name until it is complete, so several processes may do this at once.
     """
     data_path = Path(dataset.storage.data_path)
     root = data_path.parent / CACHE_FOLDER if cache_root is None else Path(cache_root).expanduser()
@@ -346,7 +346,7 @@ def _converted(dataset: Any, cache_root: str | None) -> Path:
     )
     try:
         root.mkdir(parents=True, exist_ok=True)
-        for path in root.glob(f"{_CONVERTING}*"):  # which a killed conversion left behind
+        for path in root.glob(f"{_CONVERTING}*"):  # left behind by a killed conversion
             if time.time() - path.stat().st_mtime > _STALE_S:
                 shutil.rmtree(path, ignore_errors=True)
         temporary = Path(tempfile.mkdtemp(prefix=_CONVERTING, dir=root))
@@ -362,7 +362,7 @@ def _converted(dataset: Any, cache_root: str | None) -> Path:
         try:
             temporary.rename(target)
         except OSError:
-            if not target.is_dir():  # else another process was faster
+            if not target.is_dir():  # otherwise another process was faster
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -378,23 +378,23 @@ def export_minari(
     env_id: str | None = None,
     track: Track = iter,
 ) -> tuple[int, int]:
-    """Make a new Minari dataset of trajectory files.
+    """Make a new Minari dataset from trajectory files.
 
-    Images are stored without loss. An episode remembers its environment name and policy version.
+    Images are stored losslessly. Environment name and policy version are stored with each episode.
 
     Args:
         paths: trajectory files of one pair of spaces, oldest first.
         dataset_id: such as "maze/collected-v0"; it must not exist yet.
-        env_id: registered gymnasium environment whose spaces and actions the dataset gets; without it,
-            observations are unbounded and actions stay as the policy gave them: indices from 0, or numbers in
+        env_id: registered gymnasium environment that gives the dataset its spaces and actions. Without it,
+            observations are unbounded and actions stay in the policy's form: indices from 0, or numbers in
             [-1, 1].
-        track: may show progress, once per reading of the files; see Track.
+        track: wrapper that may show progress, used once per reading of the files; see Track.
 
-    Returns: numbers of episodes and of their transitions.
+    Returns: number of episodes, and number of their transitions.
 
     Raises:
         ImportError: If `minari` is not installed.
-        ValueError: If the id is wrong or taken, or a trajectory does not fit the spaces.
+        ValueError: If the id is invalid or taken, or a trajectory does not fit the spaces.
         FileExistsError: If the dataset exists.
     """
     minari = require_minari()
@@ -409,7 +409,7 @@ def export_minari(
     num_timesteps = 0
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about optional metadata, such as an e-mail address
+            warnings.simplefilter("ignore")  # warnings about optional metadata, such as an e-mail address
             for first in track(range(0, len(episodes), _EPISODES_AT_ONCE)):
                 some = [
                     concatenate([load_trajectory(path) for path in pieces])
@@ -449,7 +449,7 @@ def _new_dataset_folder(dataset_id: str) -> Path:
 
 
 def _space_options(env_id: str | None, example: Trajectory) -> dict[str, Any]:
-    """The environment, if known, and the two spaces, as minari takes them."""
+    """The environment, if known, and the two spaces, as arguments for minari."""
     import gymnasium
 
     if env_id is None:

@@ -1,4 +1,4 @@
-"""Several datasets as one: each window comes from one of them, with weights that may change smoothly."""
+"""Mixtures of datasets: each window comes from one of several, with weights that may change smoothly."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .trajectory import Layout, Trajectory
 
 @gin.configurable
 class MixtureOfDatasets(RLDataset):
-    """Draws each window from one of several datasets, with given weights among those that are ready.
+    """Draws each window from one of several datasets, with given weights among the ready datasets.
 
-    A dataset that becomes ready in the middle of a run would change what is learned from at once. With
-    `smooth_sudden_starts` = N, its weight grows from its initial to its final one over N epochs: in epoch e
-    it is w0 + (w1 - w0) * clip((e - e_ready + 1) / N, 0, 1), where e_ready is the first epoch in which it
-    was ready. Weights are then divided by the sum over the ready datasets.
+    A dataset that becomes ready during a run would suddenly change the training data. With
+    `smooth_sudden_starts` = N, its weight grows from its initial to its final value over N epochs: in epoch e
+    it is w0 + (w1 - w0) * clip((e - e_ready + 1) / N, 0, 1), where e_ready is the first epoch in which it was
+    ready. Weights are then divided by their sum over the ready datasets.
 
-    At most one of the datasets may take new trajectories; `delete` concerns that one alone. Two
-    DiskTrajDatasets may not lie in the same folder.
+    At most one of the datasets may take new trajectories; `delete` affects only that one. Two
+    DiskTrajDatasets must not share a folder.
 
     Args:
-        datasets: what to draw from.
+        datasets: the datasets to draw from.
         sampling_weights: final weight of each, above 0; they need not sum to 1.
         smooth_sudden_starts: N, epochs over which a weight grows; None gives a dataset its final weight at
             once.
@@ -37,7 +37,7 @@ class MixtureOfDatasets(RLDataset):
 
     Raises:
         ValueError: If the numbers of datasets and weights differ, or a value is not allowed.
-        TypeError: If `datasets` has something else in it.
+        TypeError: If `datasets` contains anything that is not a dataset.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class MixtureOfDatasets(RLDataset):
         self._ready_epochs = [-1] * len(datasets)
 
     def configure(self, **settings: Any) -> None:
-        """Pass the settings on.
+        """Pass the settings to all datasets.
 
         Raises:
             ValueError: If two datasets share a folder, or two take new trajectories.
@@ -87,7 +87,7 @@ class MixtureOfDatasets(RLDataset):
         return self.sample_windows(1, rng)[0]
 
     def sample_windows(self, count: int, rng: np.random.Generator) -> list[Trajectory]:
-        """Return random windows, each of an independently drawn dataset.
+        """Return random windows; the dataset of each window is drawn independently.
 
         Raises:
             ValueError: If no dataset is ready.
@@ -109,7 +109,7 @@ class MixtureOfDatasets(RLDataset):
         return [window for window in windows if window is not None]
 
     def current_weights(self) -> npt.NDArray[np.float64]:
-        """Return the chance of each dataset in this epoch; all zeros if none is ready."""
+        """Return the probability of each dataset in this epoch; all zeros if none is ready."""
         weights = self._final.copy()
         if self.smooth_sudden_starts is not None:
             ready_epochs = np.array(self._ready_epochs)
@@ -138,7 +138,7 @@ class MixtureOfDatasets(RLDataset):
         return self._merged([dataset.on_end_of_collection() for dataset in self.datasets])
 
     def metrics(self) -> dict[str, float]:
-        """Return each dataset's chance in this epoch, and its own metrics."""
+        """Return each dataset's probability in this epoch, and its own metrics."""
         metrics = self._merged([dataset.metrics() for dataset in self.datasets])
         for label, weight in zip(self._labels, self.current_weights(), strict=True):
             metrics[f"{label}/weight"] = float(weight)
@@ -149,19 +149,19 @@ class MixtureOfDatasets(RLDataset):
             dataset.delete()
 
     def close(self) -> None:
-        with contextlib.ExitStack() as stack:  # all, also if one fails
+        with contextlib.ExitStack() as stack:  # closes all, even if one fails
             for dataset in self.datasets:
                 stack.callback(dataset.close)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epochs in which the datasets became ready, and the states of the datasets."""
+        """Return the epochs in which the datasets became ready, and their states."""
         return {
             "ready_epochs": list(self._ready_epochs),
             "datasets": [dataset.state_dict() for dataset in self.datasets],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if the checkpoint is of another number of datasets."""
+        """Restore a state; raises ValueError if it has another number of datasets."""
         if len(state["datasets"]) != len(self.datasets):
             raise ValueError(
                 f"The checkpoint is of a mixture of {len(state['datasets'])} datasets, but this one has "

@@ -1,7 +1,7 @@
-"""The `.npz` format: archives of arrays as numpy writes them; what is not compressed is not copied.
+"""The `.npz` format: archives of arrays as numpy writes them. Uncompressed arrays are read without a copy.
 
-The archive's directory is parsed and written here, since zipfile takes many times longer for files as small
-as most trajectories.
+This module parses and writes the archive's directory itself, since zipfile takes many times longer for files
+as small as most trajectories.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from .errors import FormatError
 from .rows import Bytes, array_in
 from .trajectory import Array
 
-MAX_BYTES = 1 << 31  # of an archive that is written or decoded; far beyond, zip needs 64-bit records
-_SUSPICIOUS_BYTES = 1 << 28  # of a member, for which there may be no memory
-_COPIED_BYTES = 64 << 10  # up to here, a copy costs less than a view
-_LEVEL = 6  # of compression
-# PKWARE, APPNOTE.TXT 6.3.10, sections 4.3.7, 4.3.12 and 4.3.16; what is written is dated 1980-01-01.
+MAX_BYTES = 1 << 31  # maximum size of an archive; far beyond it, zip needs 64-bit records
+_SUSPICIOUS_BYTES = 1 << 28  # size of a member for which memory may run out
+_COPIED_BYTES = 64 << 10  # up to this size, a copy costs less than a view
+_LEVEL = 6  # compression level
+# See PKWARE, APPNOTE.TXT 6.3.10, sections 4.3.7, 4.3.12 and 4.3.16. All files are dated 1980-01-01.
 _LOCAL = struct.Struct("<4s5H3L2H")
-_LOCAL_LENGTHS = struct.Struct("<HH")  # at byte 26 of it: lengths of name and extra field
+_LOCAL_LENGTHS = struct.Struct("<HH")  # bytes 26 to 29 of the local header: lengths of name and extra field
 _CENTRAL = struct.Struct("<4s6H3L5H2L")
 _END = struct.Struct("<4s4H2LH")
 _VERSION, _NO_FLAGS, _TIME, _DATE = 20, 0, 0, (1 << 5) | 1
 _STORED, _DEFLATED = 0, 8
-_ENCRYPTED = 1  # bit of the flags
+_ENCRYPTED = 1  # flag bit
 _MAX_COMMENT_BYTES = (1 << 16) - 1
-_LARGE = 0xFFFFFFFF, 0xFFFF  # stand for "see the 64-bit record"
+_LARGE = 0xFFFFFFFF, 0xFFFF  # values that mean "see the 64-bit record"
 _TOO_LARGE = "it is an archive with 64-bit records (of over 4 GiB), which is not read here"
-_HEAD_BYTES = 256  # usually more than the header of an array
+_HEAD_BYTES = 256  # usually longer than the header of an array
 _NPY_MAGIC = b"\x93NUMPY"
-_NPY_LENGTHS = {b"\1\0": struct.Struct("<H"), b"\2\0": struct.Struct("<I")}  # by version
-# what numpy's parser of array headers lets through, beside its own ValueError, when it meets nonsense
+_NPY_LENGTHS = {b"\1\0": struct.Struct("<H"), b"\2\0": struct.Struct("<I")}  # by version of the .npy format
+# errors that numpy's parser of array headers raises for malformed input
 _UNREADABLE = ValueError, SyntaxError, TypeError, tokenize.TokenError, RecursionError, MemoryError
 
 
@@ -50,15 +50,15 @@ def bytes_of(array: Array) -> Any:
 
 
 def pack_npz(arrays: Mapping[str, Array], comment: bytes = b"", is_compressed: bool = False) -> list[Any]:
-    """The archive that numpy.savez or savez_compressed would write, in pieces to be written one by one.
+    """Return the archive that numpy.savez or savez_compressed would write, as pieces to write in order.
 
     Args:
         arrays: arrays of plain numbers by name.
-        comment: of the archive, which numpy does not look at.
-        is_compressed: whether to deflate them.
+        comment: comment of the archive, which numpy ignores.
+        is_compressed: whether to compress the arrays.
 
     Raises:
-        ValueError: If the arrays are larger than MAX_BYTES together.
+        ValueError: If the arrays together are larger than MAX_BYTES.
     """
     num_bytes = sum(array.nbytes for array in arrays.values())
     if num_bytes > MAX_BYTES:
@@ -90,7 +90,7 @@ def pack_npz(arrays: Mapping[str, Array], comment: bytes = b"", is_compressed: b
 
 @functools.lru_cache(maxsize=4096)
 def _member_head(key: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[bytes, bytes, int]:
-    """Name of the member, header of the .npy format and its checksum, shared by members of equal shape."""
+    """Name of a member, header of the .npy format and its checksum, shared by members of equal shape."""
     buffer = io.BytesIO()
     description = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(buffer, description)
@@ -102,20 +102,20 @@ class _Member(NamedTuple):
     name: str
     method: int
     crc: int
-    begin: int  # of its (compressed) bytes
+    begin: int  # offset of its (compressed) bytes
     end: int
-    size: int  # of its bytes when decoded
+    size: int  # number of its bytes when decoded
 
 
 def read_npz(source: Bytes, *, is_checked: bool = False) -> tuple[dict[str, Any], str | None]:
-    """The arrays in an archive, and the environment's name if it is there.
+    """Return the arrays in an archive, and the environment's name if the archive has it.
 
-    Uncompressed ones are as array_in returns them, compressed ones are decoded and compared with their
+    Uncompressed arrays are returned as by array_in. Compressed arrays are decoded and compared with their
     checksums.
 
     Raises:
-        FormatError: If they are not one complete archive of plain arrays; if checked, also if a checksum of
-            an uncompressed one differs. Pickled objects are refused, never loaded.
+        FormatError: If `source` is not one complete archive of plain arrays; with `is_checked`, also if the
+            checksum of an uncompressed array differs. Pickled objects are refused, never loaded.
     """
     members, comment = _list_members(source)
     announced = sum(member.size for member in members if member.method == _DEFLATED)
@@ -133,10 +133,10 @@ def read_npz(source: Bytes, *, is_checked: bool = False) -> tuple[dict[str, Any]
 
 
 def _list_members(source: Bytes) -> tuple[list[_Member], bytes]:
-    """The members of an archive, and its comment."""
+    """Return the members of an archive, and its comment."""
     size = len(source)
     tail = source[max(0, size - _END.size) :]
-    if not tail.startswith(b"PK\x05\x06"):  # there is a comment
+    if not tail.startswith(b"PK\x05\x06"):  # the archive has a comment
         tail = source[max(0, size - _END.size - _MAX_COMMENT_BYTES) :]
         tail = tail[tail.rfind(b"PK\x05\x06") :]
     if not tail.startswith(b"PK\x05\x06") or len(tail) < _END.size:
@@ -161,7 +161,7 @@ def _list_members(source: Bytes) -> tuple[list[_Member], bytes]:
 
 
 def _read_entry(source: Bytes, directory: bytes, position: int, listing: int) -> tuple[_Member, int]:
-    """The member that an entry of the directory describes, and where the next entry is."""
+    """Return the member that an entry of the directory describes, and the position of the next entry."""
     entry = _CENTRAL.unpack_from(directory, position)
     signature, _, _, flags, method, _, _, crc, packed, unpacked = entry[:10]
     name_bytes, extra_bytes, comment_length, _, _, _, offset = entry[10:]
@@ -184,11 +184,11 @@ def _read_entry(source: Bytes, directory: bytes, position: int, listing: int) ->
 
 
 def _parse_env_name(comment: bytes) -> str | None:
-    """Return the environment's name, which stands in the comment if the file name cannot hold it."""
+    """Return the environment's name from the comment, which holds it if the file name cannot."""
     try:
         name = json.loads(comment)["env_name"] if comment else None
     except (ValueError, TypeError, KeyError, RecursionError):
-        return None  # somebody else's comment
+        return None  # another program wrote the comment
     return name if isinstance(name, str) else None
 
 
@@ -201,7 +201,7 @@ def _decode(source: Bytes, member: _Member) -> bytes:
         raise FormatError(f"member {member.name!r} cannot be decoded ({error})") from error
     except MemoryError as error:
         if member.size < _SUSPICIOUS_BYTES:
-            raise  # it is not the file that takes too much
+            raise  # the file does not cause the lack of memory
         raise FormatError(f"there is no memory for the {member.size:,} bytes of {member.name!r}") from error
     if len(data) != member.size:
         raise FormatError(f"member {member.name!r} does not have the size that the archive announces")
@@ -236,7 +236,7 @@ def _view_array(source: Bytes, begin: int, end: int, name: str) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _parse_npy_header(header: bytes, name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Parse what an array begins with; trajectories of equal length share it, so it is worth remembering."""
+    """Parse the header of an array; cached, because trajectories of equal length share it."""
     stream = io.BytesIO(header)
     try:
         is_first = np.lib.format.read_magic(stream) == (1, 0)

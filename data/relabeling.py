@@ -1,4 +1,4 @@
-"""Changing whole stored trajectories before a window is cut out of them; hindsight above all."""
+"""Relabellers, which change whole stored trajectories before windows are cut out; mainly for hindsight."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import numpy.typing as npt
 from .errors import check_choice
 from .trajectory import Array, Trajectory
 
-# Extras that say something else, or nothing, once goals or rewards are others than those that the policy saw.
+# These extras become wrong or meaningless when goals or rewards differ from those that the policy saw.
 STALE_WHEN_RELABELED = ("log_probs", "values", "raw_rewards")
-STRATEGIES = ("final", "future", "all", "some", "none")  # of HindsightRelabeler
+STRATEGIES = ("final", "future", "all", "some", "none")  # choices of HindsightRelabeler
 
 
 class Relabeler(ABC):
-    """Turns one whole stored trajectory into another one to learn from, each time that it is sampled.
+    """Turns one whole stored trajectory into another one to learn from, each time it is sampled.
 
-    To make your own, implement `relabel`, decorate the class with `@gin.configurable` and name it in gin:
-    `DiskTrajDataset.relabeler = @MyRelabeler()`. What is on disk never changes.
+    To make your own, implement `relabel`, decorate the class with `@gin.configurable` and bind it in gin:
+    `DiskTrajDataset.relabeler = @MyRelabeler()`. The files on disk never change.
 
     Attributes:
-        shape_rewards: what runs with a reward shaper store: (rewards (T,) float32, epoch) -> (T,) float32.
-        epoch: the running one.
+        shape_rewards: the reward shaping of the run: (rewards (T,) float32, epoch) -> (T,) float32.
+        epoch: the current epoch.
     """
 
     shape_rewards: Callable[[Array, int], Array] | None = None
@@ -34,24 +34,24 @@ class Relabeler(ABC):
 
     @abstractmethod
     def relabel(self, traj: Trajectory, rng: np.random.Generator) -> Trajectory:
-        """Return the trajectory to take a window from.
+        """Return the trajectory that the window is taken from.
 
         Args:
-            traj: everything that one file holds. Its arrays may be read-only views of that file and are
-                shared with others: never write to them, build new ones.
+            traj: the whole content of one file. Its arrays may be read-only, shared views of that file: build
+                new arrays instead of writing to them.
             rng: the only source of randomness.
 
-        Returns: `traj` itself or another one of the same layout (keys, shapes per timestep, dtypes), which
+        Returns: `traj` or another trajectory of the same layout (keys, shapes per timestep, dtypes), which
             may be shorter and may share arrays with `traj`.
         """
 
     def stored_rewards(self, traj: Trajectory, rewards: Array) -> Array:
-        """What a relabelled `traj` has as `rews` (T, 1) if the environment had paid `rewards` (T, 1).
+        """The stored `rews` (T, 1) of a relabelled `traj` for which an environment pays `rewards` (T, 1).
 
-        The same, unless the run shapes rewards: then they are shaped as in the running epoch. What the
-        environment paid is in `rl2s`, which hold what the policy saw.
+        They are equal, unless the run shapes rewards: then the shaping of the current epoch is applied.
+        `rl2s` hold the rewards that the environment paid, since the policy saw those.
 
-        Raises: ValueError for a trajectory with shaped rewards in a run that shapes none.
+        Raises: ValueError if the trajectory has shaped rewards, but the run does not shape any.
         """
         if "raw_rewards" not in traj.extras:
             return rewards
@@ -64,7 +64,7 @@ class Relabeler(ABC):
         return self.shape_rewards(rewards[:, 0], self.epoch)[:, None]
 
     def apply(self, traj: Trajectory, rng: np.random.Generator) -> Trajectory:
-        """Relabel, and drop the extras that are not true of another trajectory; datasets call this."""
+        """Relabel, and drop extras that the new trajectory invalidates; datasets call this."""
         relabeled = self.relabel(traj, rng)
         if relabeled is traj or not relabeled.extras:
             return relabeled
@@ -83,38 +83,38 @@ class NoOpRelabeler(Relabeler):
 
 @gin.configurable
 class HindsightRelabeler(Relabeler):
-    """Learn from a failure as if the goals had been places that it reached.
+    """Learn from a failure as if the positions that were reached had been the goals.
 
-    Replaces goals that were missed by positions that were achieved, and everything that follows from it.
+    Replaces missed goals by achieved positions, and updates everything that depends on the goals.
 
     For tasks with a sequence of k goals (k = 1 is a single goal) that count in order, at most one per env
-    step and none at reset. If the trajectory reached n of them, `strategy` says what becomes of the k - n
-    others; it always is as many as there are timesteps to take positions from:
-        "none": nothing.
+    step and none at reset. If the trajectory reached n of them, `strategy` decides about the k - n others. At
+    most as many are replaced as there are timesteps to take positions from:
+        "none": keep them.
         "some": h of them, h uniform in {0, ..., k - n}, are replaced by positions of timesteps drawn
             uniformly from the whole trajectory.
-        "all": as "some" with h = k - n.
+        "all": like "some" with h = k - n.
         "future": all of them, by positions of timesteps drawn uniformly after the n-th goal was reached.
-        "final": as "future", but the last one is the position of the last timestep.
-    Goals that were reached are kept, the sequence is in the order of reaching, and what is still missing (of
-    "some") comes last. Then observed goals, rewards (also in rl2s) and dones are computed anew, and the
-    trajectory is cut where the last goal is reached. It equals what the environment would have produced, had
-    these been the goals from the start; actions are the same, and so is everything on disk.
+        "final": like "future", but the last one is the position of the last timestep.
+    Goals that were reached are kept, the sequence is in the order of reaching, and goals that are still
+    missing (with "some") come last. Observed goals, rewards (also in rl2s) and dones are then recomputed, and
+    the trajectory is cut where the last goal is reached. It equals what the environment would have produced
+    with these goals from the start; the actions and the files on disk do not change.
 
-    It needs trajectories that begin at reset, so files must hold whole episodes: set
-    `Experiment.traj_save_len` to at least the length of an episode (it is by default) and
+    Trajectories must begin at reset, so files must hold whole episodes: set `Experiment.traj_save_len` to at
+    least the length of an episode (the default does this) and
     `Experiment.stagger_traj_file_lengths = False`.
 
-    Defaults fit `MazeRunner`. For other environments derive from this class and override `goals_of`,
-    `is_reached`, `show_goals` or `edit_rewards`; each is a few lines.
+    The defaults fit `MazeRunner`. For other environments, derive from this class and override `goals_of`,
+    `is_reached`, `show_goals` or `edit_rewards`; each takes a few lines.
 
     Args:
         strategy: one of the above.
         achieved_key: observation (D,), the position that is compared with goals.
         goals_key: observation (k, D), or (D,) for one goal; at reset it shows all goals in their order.
-        tolerance: Euclidean distance up to which a position is a goal reached.
-        goal_reward: what the environment pays for one goal.
-        share: probability with which a trajectory is relabelled at all.
+        tolerance: maximum Euclidean distance at which a position counts as the goal.
+        goal_reward: reward that the environment pays for one goal.
+        share: probability of relabelling a trajectory.
 
     Raises:
         ValueError: For an unknown strategy and impossible numbers; by `relabel`, if a trajectory does not fit
@@ -144,7 +144,7 @@ class HindsightRelabeler(Relabeler):
         self.achieved_key, self.goals_key = achieved_key, goals_key
         self.tolerance, self.goal_reward = tolerance, goal_reward
 
-    # ---- what depends on the environment ----
+    # ---- methods that depend on the environment ----
 
     def goals_of(self, traj: Trajectory) -> Array:
         """All goals of a trajectory that begins at reset, in order, (k, D)."""
@@ -152,12 +152,12 @@ class HindsightRelabeler(Relabeler):
         return first.reshape(-1, first.shape[-1])
 
     def is_reached(self, achieved: Array, goal: Array) -> npt.NDArray[np.bool_]:
-        """Whether each of the positions achieved (T, D) counts as the goal (D,); (T,) bool."""
+        """Compare positions achieved (T, D) with a goal (D,); returns (T,) bool, True where it is reached."""
         offset = achieved - goal
         return np.asarray(np.einsum("td,td->t", offset, offset) <= self.tolerance**2)
 
     def show_goals(self, goals: Array, num_reached: npt.NDArray[np.int64]) -> Array:
-        """What the environment shows of the goals (k, D) at timesteps with num_reached (T+1,) of them done.
+        """The observed goals, given all goals (k, D) and how many are reached at each timestep, (T+1,).
 
         Returns: (T+1, k, D): the goals still to be reached, the next one first, then rows of -1.
         """
@@ -172,18 +172,18 @@ class HindsightRelabeler(Relabeler):
         """The rewards with new goals, (T, 1) in the dtype of `traj.rews`.
 
         Args:
-            traj: the trajectory, cut to its new length T and with the rewards that were paid.
-            was_reached: (T,) bool, True for steps that ended on the old next goal.
+            traj: the trajectory, cut to its new length T, with the rewards that were paid.
+            was_reached: (T,) bool, True for steps that reached the next of the old goals.
             is_reached: (T,) bool, the same for the new goals.
 
-        Returns: here `goal_reward` moved from the former steps to the latter; other rewards stay.
+        Returns: by default, `goal_reward` moves from the former steps to the latter; other rewards stay.
         """
         rews = traj.rews.copy()
         rews[was_reached & ~is_reached] -= self.goal_reward
         rews[is_reached & ~was_reached] += self.goal_reward
         return rews
 
-    # ---- the same for all ----
+    # ---- methods for all environments ----
 
     def relabel(self, traj: Trajectory, rng: np.random.Generator) -> Trajectory:
         """Return the trajectory with other goals, or itself if there is nothing to replace."""
@@ -197,9 +197,9 @@ class HindsightRelabeler(Relabeler):
         return traj if new_goals is None else self.with_goals(traj, new_goals)
 
     def with_goals(self, traj: Trajectory, goals: Array) -> Trajectory:
-        """Return the trajectory that the same actions give under other goals, (k, D).
+        """Return the trajectory that the same actions give under other goals (k, D).
 
-        One that had reached all its goals, and now does not, looks like cut off by a time limit.
+        If it had reached all its goals and now does not, it looks as if a time limit had cut it.
         """
         achieved, old_goals = traj.obs[self.achieved_key], self.goals_of(traj)
         old_times, new_times = self._reach_times(achieved, old_goals), self._reach_times(achieved, goals)
@@ -207,7 +207,7 @@ class HindsightRelabeler(Relabeler):
         num_steps = new_times[-1] if is_complete else len(traj)
         cut = traj.slice(0, num_steps)
         was_reached, is_reached = _mark(old_times, num_steps), _mark(new_times, num_steps)
-        paid = dataclasses.replace(cut, rews=cut.extras.get("raw_rewards", cut.rews))  # before any shaping
+        paid = dataclasses.replace(cut, rews=cut.extras.get("raw_rewards", cut.rews))  # before shaping
         rews = self.edit_rewards(paid, was_reached, is_reached)
         rl2s, dones = cut.rl2s.copy(), cut.dones.copy()
         rl2s[1:, :1] = rews
@@ -219,9 +219,9 @@ class HindsightRelabeler(Relabeler):
         return dataclasses.replace(cut, obs=obs, rl2s=rl2s, rews=rews, dones=dones)
 
     def _reach_times(self, achieved: Array, goals: Array) -> list[int]:
-        """Timesteps at which the goals are reached one after the other; shorter than goals if some never are.
+        """Timesteps at which the goals are reached in order; shorter than goals if some are never reached.
 
-        The first time is taken for each, as it happens in the environment.
+        As in the environment, the first possible time counts for each goal.
         """
         times: list[int] = []
         now = 0
@@ -236,7 +236,7 @@ class HindsightRelabeler(Relabeler):
     def _draw_goals(
         self, achieved: Array, goals: Array, reach_times: list[int], rng: np.random.Generator
     ) -> Array | None:
-        """The new sequence, (k, D), or None for the old one."""
+        """The new sequence (k, D); None to keep the old one."""
         num_steps, num_missing = len(achieved) - 1, len(goals) - len(reach_times)
         if self.strategy == "some":
             num_missing = int(rng.integers(num_missing, endpoint=True))
@@ -256,7 +256,7 @@ class HindsightRelabeler(Relabeler):
         return np.concatenate([taken, still_missing]).astype(goals.dtype, copy=False)
 
     def _check(self, traj: Trajectory) -> None:
-        """Raise ValueError for a trajectory without the observations, or one that begins in mid-episode."""
+        """Raise ValueError if the trajectory lacks the observations or begins in mid-episode."""
         missing = [key for key in (self.achieved_key, self.goals_key) if key not in traj.obs]
         if missing:
             raise ValueError(
@@ -275,7 +275,7 @@ class HindsightRelabeler(Relabeler):
             )
 
     def _check_shown(self, traj: Trajectory, goals: Array, reach_times: list[int]) -> None:
-        """Raise ValueError if the environment's own goals do not behave as these settings say."""
+        """Raise ValueError if the observed goals contradict these settings."""
         shown = traj.obs[self.goals_key]
         expected = self.show_goals(goals, _count(_mark(reach_times, len(traj)))).reshape(shown.shape)
         if not np.array_equal(shown, expected):
@@ -297,7 +297,7 @@ def _mark(times: list[int], num_steps: int) -> npt.NDArray[np.bool_]:
 
 
 def _count(marks: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """(T+1,) how many of the steps (T,) that arrive at a timestep or before it are marked."""
+    """Number (T+1,) of marked steps, of (T,), that arrive at or before each timestep."""
     counts = np.zeros(len(marks) + 1, np.int64)
     np.cumsum(marks, out=counts[1:])
     return counts

@@ -1,7 +1,7 @@
-"""Files that stay open, and arrays in them whose rows are read when they are sliced.
+"""Files that stay open, and arrays in them whose rows are read on demand.
 
-A memory map would do the same, but a file that is cut while it is mapped kills the process by SIGBUS. A read
-returns fewer bytes instead, which is an error like any other.
+A memory map would do the same, but truncating a mapped file kills the process by SIGBUS. A read returns fewer
+bytes instead, which can be handled as an ordinary error.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _LOOK_EVERY_S = 0.1
 
 
 class OpenFile:
-    """The bytes of a file, which is closed when nothing refers to it any more. Slices are read as bytes.
+    """The bytes of a file, which is closed when nothing refers to it any more. Slices are returned as bytes.
 
     Args:
-        descriptor: of a regular file; this object closes it.
+        descriptor: descriptor of a regular file; this object closes it.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -32,19 +32,19 @@ class OpenFile:
         self._size = self._state[0]
 
     def __len__(self) -> int:
-        """Return the number of bytes when the file was opened."""
+        """Return the size of the file when it was opened."""
         return self._size
 
     def __getitem__(self, span: slice) -> bytes:
-        """Return the bytes of a slice; it stops at the end, as a slice of bytes does."""
+        """Return the bytes of a slice, which ends at the end of the file, like a slice of bytes."""
         start, stop, _ = span.indices(self._size)
         return self.read(start, max(0, stop - start))
 
     @property
     def has_changed(self) -> bool:
-        """True if the file was written to since it was opened, so that what is known of it may be wrong.
+        """True if the file was modified since it was opened, so that cached information may be wrong.
 
-        A write is noticed within a tenth of a second. Looking costs as much as reading a window.
+        A write is noticed within a tenth of a second. The check costs as much as reading a window.
         """
         now_s = time.monotonic()
         if now_s - self._looked_s < _LOOK_EVERY_S:
@@ -53,9 +53,9 @@ class OpenFile:
         return self._find_state() != self._state
 
     def read(self, start: int, num_bytes: int) -> bytes:
-        """Return so many bytes. Raises FormatError if they are not all there (any more)."""
+        """Return `num_bytes` bytes. Raises FormatError if the file no longer has all of them."""
         data = os.pread(self._descriptor, num_bytes, start)
-        while len(data) < num_bytes:  # the kernel reads at most 2 GiB at a time
+        while len(data) < num_bytes:  # the kernel reads at most 2 GiB at once
             more = os.pread(self._descriptor, num_bytes - len(data), start + len(data))
             if not more:
                 raise FormatError("it was cut off after it had been opened")
@@ -75,7 +75,7 @@ Bytes: TypeAlias = "bytes | OpenFile"
 
 
 class StoredRows:
-    """An array (T, ...) in an open file. Its slices along the first axis are read into new arrays."""
+    """An array (T, ...) in an open file. Slices along the first axis are read into new arrays."""
 
     __slots__ = ("_file", "_row_bytes", "_start", "dtype", "shape")
 
@@ -88,7 +88,7 @@ class StoredRows:
         return self.shape[0]
 
     def __getitem__(self, span: slice) -> Array:
-        """Return rows as an array that is read-only. Raises FormatError if the file lacks them."""
+        """Return rows as a read-only array. Raises FormatError if the file lacks them."""
         start, stop, _ = span.indices(self.shape[0])
         num_rows = stop - start
         data = self._file.read(self._start + start * self._row_bytes, num_rows * self._row_bytes)
@@ -112,7 +112,7 @@ class StoredRows:
 def array_in(
     source: Bytes, start: int, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any = "C"
 ) -> Any:
-    """The array that begins at a byte: a view of bytes, or StoredRows of a file."""
+    """Return the array that begins at a byte: a view for bytes, StoredRows for a file."""
     if isinstance(source, OpenFile):
         if shape and order == "C":
             return StoredRows(source, start, shape, dtype)
@@ -121,6 +121,6 @@ def array_in(
 
 
 def whole(array: Any) -> Array:
-    """The array itself, or all rows of what is stored."""
+    """Return all rows of StoredRows, and any other array unchanged."""
     found: Array = array[:] if isinstance(array, StoredRows) else array
     return found

@@ -1,4 +1,4 @@
-"""Sampling: which stored trajectory is drawn, with which probability, and which window of it."""
+"""Sampling of stored trajectories and of windows of them."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ Weights = npt.NDArray[np.float64]
 class Sampler:
     """Draws windows of stored trajectories: first a trajectory, then a window of it.
 
-    Trajectory i is drawn with probability w_i / sum_k w_k, where `weights` gives w. The start of the window
-    is uniform over those that Experiment.padded_sampling allows; `window` gives it. For a rule of your own,
-    override these two, decorate the class with `@gin.configurable` and name it in gin:
+    Trajectory i is drawn with probability w_i / sum_k w_k; `weights` returns w. The start of the window is
+    uniform over those that Experiment.padded_sampling allows; `window` returns it. For another rule, override
+    these two methods, decorate the class with `@gin.configurable` and bind it in gin:
     `RLDataset.sampler = @MySampler()`.
 
     Args:
         sample_by: "trajectory" draws every trajectory equally often (w_i = 1), "timestep" in proportion to
             its transitions, so that every transition is drawn about equally often.
-        recent_fraction: only this newest share of the trajectories, above 0 and at most 1, is drawn; None for
+        recent_fraction: draw only from this newest share of the trajectories, above 0 and at most 1; None for
             all.
 
     Raises:
         ValueError: If a setting is not allowed.
 
     Attributes:
-        max_seq_len, padded_sampling: those of the run; see configure.
+        max_seq_len, padded_sampling: settings of the run; see configure.
     """
 
     max_seq_len: int
     padded_sampling: str
     _traj_ids: Sequence[str] = ()
-    _cumulative: Weights | None = None  # sums of the weights, when they are not stale
+    _cumulative: Weights | None = None  # cumulative sums of the weights; None if they are stale
     _is_stale = True
 
     def __init__(self, sample_by: str = "trajectory", recent_fraction: float | None = None) -> None:
@@ -71,21 +71,21 @@ class Sampler:
         check_choice("Experiment.padded_sampling", padded_sampling, PADDED_SAMPLING_MODES)
         self.max_seq_len, self.padded_sampling = max_seq_len, padded_sampling
 
-    # ---- which trajectory ----
+    # ---- choice of a trajectory ----
 
     @property
     def needs_values(self) -> bool:
-        """Whether `weights` needs the value of every trajectory. Files are then opened when first listed."""
+        """True if `weights` needs the value of every trajectory. Files are then opened when first listed."""
         return self.sample_by == "timestep"
 
     def value(self, traj: Trajectory) -> float:
-        """Return the number by which `weights` knows a trajectory: by default its transitions."""
+        """Return the number that `weights` receives for a trajectory: by default its transitions."""
         return len(traj)
 
     def weights(self, num_trajs: int, values: Weights | None) -> Weights | None:
         """Return the weights w (K,), each at least 0, or None if all trajectories are equally likely.
 
-        This is called when trajectories have come or gone.
+        The dataset calls this when trajectories have been added or removed.
 
         Args:
             num_trajs: K, the number of trajectories, which are sorted by age, the oldest first.
@@ -98,7 +98,7 @@ class Sampler:
         return np.where(is_recent, 1.0 if values is None else values, 0.0)
 
     def draw(self, count: int, rng: np.random.Generator) -> list[tuple[int, float]]:
-        """Draw `count` times; returns the position of a trajectory, and the fraction for its `window`."""
+        """Draw `count` times; returns the position of each trajectory, and the fraction for its `window`."""
         if self._is_stale:
             self._cumulative, self._is_stale = self._sum_weights(), False
         if self._cumulative is None:
@@ -109,7 +109,7 @@ class Sampler:
         return list(zip(positions.tolist(), rng.random(count).tolist(), strict=True))
 
     def set_trajs(self, traj_ids: Sequence[str], values: Sequence[float] | None) -> None:
-        """Receive what there is to draw from; the dataset calls this after every change.
+        """Receive the trajectories to draw from; the dataset calls this after every change.
 
         Args:
             traj_ids: (K,) names of the trajectories, the oldest first.
@@ -133,14 +133,15 @@ class Sampler:
             )
         return total
 
-    # ---- which window ----
+    # ---- choice of a window ----
 
     def window(self, length: int, fraction: float) -> tuple[int, int]:
         """Return start (inclusive) and stop (exclusive) of a window; 0 <= start < stop <= length.
 
-        A trajectory of T <= max_seq_len = M transitions is taken whole. Otherwise s is uniform over
-        0, ..., T - M ("none"), from 1 - M on ("left", "both", "shifted"), up to T - 2 ("right", "both",
-        "shifted"). The window is [s, s + M), without what hangs over the ends; "shifted" moves it inside.
+        A trajectory of T <= max_seq_len = M transitions is taken whole. Otherwise, s is uniform over
+        0, ..., T - M ("none"), starts at 1 - M ("left", "both", "shifted"), and ends at T - 2 ("right",
+        "both", "shifted"). The window is [s, s + M) without the parts beyond the ends; "shifted" moves it
+        inside instead.
 
         Args:
             length: T, transitions in the trajectory.
@@ -160,25 +161,25 @@ class Sampler:
     # ---- priorities and checkpoints ----
 
     def source(self, traj_id: str) -> int:
-        """Return the number by which PrioritySampler knows a trajectory; -1 without priorities."""
+        """Return the number that identifies a trajectory in PrioritySampler; -1 without priorities."""
         return -1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint must remember, JSON-able."""
+        """Return the state for a checkpoint, JSON-able."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what state_dict returned; nothing from a sampler of another kind."""
+        """Restore what state_dict returned; the state of another kind of sampler is ignored."""
 
 
 @gin.configurable
 class PrioritySampler(Sampler):
     """Draws trajectories in proportion to p_i ** exponent times the weight of Sampler.
 
-    The priority p_i is the TD error of the window of trajectory i that was trained on last. A trajectory
-    without one counts as if it had the highest that was ever given. Priorities lie in memory that the process
-    shares with those it starts, such as loader workers. Two trajectories share a place there with a chance of
-    one in a million.
+    The priority p_i is the TD error of the last window of trajectory i that was trained on. A trajectory that
+    has none yet gets the highest priority ever given. Priorities are in memory that the process shares with
+    its children, such as loader workers. Two trajectories share a slot there with a probability of one in a
+    million.
 
     Args:
         exponent: alpha; 1 draws in proportion to the priorities, values near 0 almost uniformly.
@@ -201,7 +202,7 @@ class PrioritySampler(Sampler):
 
     @property
     def _powers(self) -> npt.NDArray[np.float32]:
-        """Powers p ** exponent by source, 0 where there is none. The last one is the highest ever given."""
+        """Powers p ** exponent by source, 0 for sources without one; the last is the highest ever given."""
         return np.frombuffer(self._shared, np.float32)
 
     def set_trajs(self, traj_ids: Sequence[str], values: Sequence[float] | None) -> None:
@@ -221,17 +222,18 @@ class PrioritySampler(Sampler):
         return super().draw(count, rng)
 
     def source(self, traj_id: str) -> int:
-        return int(traj_id, 36) % NUM_PRIORITY_SLOTS  # ids are digits and letters; ours only up to f
+        return int(traj_id, 36) % NUM_PRIORITY_SLOTS  # ids are digits and letters; our own use only 0 to f
 
     def update_priorities(self, sources: Indices, priorities: npt.NDArray[Any]) -> None:
-        """Set priorities, for this process and those it started; sources below 0 are passed over.
+        """Set priorities, for this process and its children; sources below 0 are ignored.
 
         Args:
             sources: (B,) int64, Trajectory.source of the windows.
             priorities: (B,) float, at least 0.
 
         Raises:
-            ValueError: If the shapes differ, a source does not exist or a priority is negative or not finite.
+            ValueError: If the shapes differ, a source does not exist, or a priority is negative or not
+                finite.
         """
         sources, priorities = np.asarray(sources), np.asarray(priorities, np.float64)
         last, lowest, highest = sources.max(initial=-1), priorities.min(initial=0), priorities.max(initial=0)
@@ -250,7 +252,7 @@ class PrioritySampler(Sampler):
         self._powers[-1] = max(self._powers[-1], powers.max(initial=0.0))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the priorities by source, and the highest that was ever given."""
+        """Return the priorities by source, and the highest ever given."""
         given, inverse = np.flatnonzero(self._powers[:-1]), 1 / self.exponent
         return {
             "sources": given.tolist(),

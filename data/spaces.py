@@ -1,7 +1,7 @@
-"""Between an environment's spaces and the arrays that policies and trajectories hold.
+"""Conversion between an environment's spaces and the arrays that policies and trajectories hold.
 
-Observations become a flat dict of arrays, actions integers from zero or numbers in [-1, 1]. Needs gymnasium's
-spaces and numpy only.
+Observations become a flat dict of arrays; actions become integers from zero or numbers in [-1, 1]. This
+module needs only numpy and gymnasium's spaces.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ logger = logging.getLogger("loxodon")
 
 
 class Tokens(spaces.MultiDiscrete):
-    """Texts as rows of numbers, by a vocabulary that is part of the space: (max_tokens,) int16.
+    """Texts as rows of numbers, with a vocabulary that is part of the space: (max_tokens,) int16.
 
-    PAD = 0 fills up short texts, UNKNOWN = 1 is every word that `words` lacks, 2 + i is words[i]. Words are
-    compared in lower case; a punctuation mark is a word of its own. An environment may declare an observation
-    of this space and return Python strings, or numbers of its own.
+    PAD = 0 fills up short texts, UNKNOWN = 1 stands for every word that `words` lacks, and 2 + i is words[i].
+    Words are compared in lower case, and a punctuation mark is a word. An environment may declare an
+    observation of this space and return either Python strings or token numbers.
 
     Args:
         words: the vocabulary; the order gives the numbers.
-        max_tokens: longest text; what follows is cut off, with one warning.
-    Raises: ValueError for an empty or too large vocabulary, words twice, or what is no single word.
+        max_tokens: longest text; longer texts are cut off, with one warning.
+    Raises: ValueError if the vocabulary is empty or too large, has duplicates, or has an entry that is not a
+        single word.
     """
 
     PAD, UNKNOWN = 0, 1
@@ -60,7 +61,7 @@ class Tokens(spaces.MultiDiscrete):
         super().__init__(np.full(max_tokens, 2 + len(self.words)), dtype=dtype)
 
     def encode(self, texts: Any) -> np.ndarray:
-        """A string -> (max_tokens,) int16; N of them -> (N, max_tokens). Numbers are returned as they are.
+        """Encode a string as (max_tokens,) int16, N of them as (N, max_tokens); numbers stay unchanged.
 
         Raises: TypeError for anything else.
         """
@@ -93,7 +94,7 @@ class Tokens(spaces.MultiDiscrete):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tokens) and (self.words, self.max_tokens) == (other.words, other.max_tokens)
 
-    __hash__ = None  # type: ignore[assignment]  # as of the spaces it derives from
+    __hash__ = None  # type: ignore[assignment]  # as in the base classes
 
     def __repr__(self) -> str:
         return f"Tokens({len(self.words)} words, max_tokens={self.max_tokens})"
@@ -110,7 +111,7 @@ MINIGRID_WORDS = tuple(_MISSIONS.split())
 
 
 def with_tokens(space: Space[Any], tokens: Tokens) -> Space[Any]:
-    """The same space with `tokens` in the place of every text. Raises: ValueError if there is no text."""
+    """The same space with `tokens` instead of every text. Raises: ValueError if the space has no text."""
     replaced = _replace_texts(space, tokens, is_text)
     if replaced == space:
         raise ValueError(
@@ -121,7 +122,7 @@ def with_tokens(space: Space[Any], tokens: Tokens) -> Space[Any]:
 
 
 def with_mission_tokens(space: Space[Any], tokens: Tokens) -> Space[Any]:
-    """The same space with `tokens` for MiniGrid's missions; the same object where there are none."""
+    """The same space with `tokens` for MiniGrid's missions; the same object if it has none."""
     found: list[Space[Any]] = []
 
     def is_mission(part: Space[Any]) -> bool:
@@ -147,8 +148,8 @@ def _replace_texts(space: Space[Any], tokens: Tokens, is_meant: Callable[[Space[
 class ObsLeaf:
     """One array inside a (possibly nested) observation.
 
-    key: its name in the flat dict; path: how to reach it in the raw observation; offset: subtracted from
-    integer observations that do not start at zero, else None.
+    key: its name in the flat dict; path: how to reach it in the raw observation; offset: number that is
+    subtracted from integer observations that do not start at zero, else None.
     """
 
     key: str
@@ -163,19 +164,19 @@ class ObsLeaf:
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of columns that hold the values."""
-        dtype: np.dtype[Any] = np.dtype(storage_dtype(self.space).str)  # NumPy's own object, not a copy of it
+        """The dtype of the columns that hold the values."""
+        dtype: np.dtype[Any] = np.dtype(storage_dtype(self.space).str)  # NumPy's own object, not a copy
         return dtype
 
     @cached_property
     def direct_dtype(self) -> np.dtype[Any] | None:
-        """The dtype that raw values may be stored in as they are; None where all need `convert`."""
+        """The dtype in which raw values may be stored without `convert`; None if all need it."""
         is_direct = self.offset is None and not isinstance(self.space, Tokens) and not is_text(self.space)
         return self.dtype if is_direct else None
 
     @cached_property
     def num_choices(self) -> Any:
-        """Number of allowed values, which start at zero, or an array with one per element; None for a Box."""
+        """Number of allowed values, counted from zero; an array for one per element; None for a Box."""
         if isinstance(self.space, spaces.Discrete):
             return int(self.space.n)
         if isinstance(self.space, spaces.MultiDiscrete):
@@ -188,9 +189,9 @@ class ObsLeaf:
 
     @cached_property
     def _largest_square(self) -> float | None:
-        """Square of the largest number that the column and float32, in which networks compute, hold.
+        """Square of the largest number that both the column and float32, used by the networks, can hold.
 
-        None where the column has no floats.
+        None if the column does not hold floats.
         """
         if self.dtype.kind != "f":
             return None
@@ -198,18 +199,18 @@ class ObsLeaf:
 
     @property
     def has_checks(self) -> bool:
-        """Whether `check` can find anything."""
+        """Return True if `check` can find anything."""
         return self.num_choices is not None or self.dtype.kind == "f"
 
     def convert(self, value: Any, num_rows: int | None = None) -> Any:
-        """A raw value, or those of `num_rows` environments, in a form that can be stored in a column.
+        """Bring a raw value, or those of `num_rows` environments, into a form that a column can store.
 
         Returns: an array of `shape`, with `num_rows` in front, starting at zero, in the dtype of the column
-            or another whose values fit into it; a string or an object array for text; an int is possible for
-            Discrete.
+            or in one whose values fit into it. Text gives a string or an object array; Discrete may give an
+            int.
 
-        Raises: WrongValueError for a wrong shape, for what is not numbers, and for whole numbers that the
-            dtype of the column cannot hold. Floats that are too large for it become infinite.
+        Raises: WrongValueError for a wrong shape, for values that are not numbers, and for whole numbers that
+            the dtype of the column cannot hold. Floats that are too large for it become infinite.
         """
         if num_rows is None and (found := self._usual(value)) is not None:
             return found
@@ -220,17 +221,17 @@ class ObsLeaf:
             value = self._encoded(value)
         array = self._array(value, (*lead, *self.shape))
         if self.dtype.kind == "f":
-            with np.errstate(over="ignore"):  # `check` finds what has become infinite
+            with np.errstate(over="ignore"):  # `check` finds values that became infinite
                 return array.astype(self.dtype, copy=False)
         exact = self._exact(array, self.dtype if self.offset is None else np.dtype(np.int64))
         return exact if self.offset is None else exact - self.offset
 
     def check(self, values: np.ndarray) -> None:
-        """Raise WrongValueError for values, (N, *shape) of a column, that are no choices or not finite."""
+        """Raise WrongValueError if values (N, *shape) of a column are not allowed or not finite."""
         if self.num_choices is None:
             self._check_finite(values)
             return
-        # A view as unsigned integers has negative ones above all others.
+        # Viewed as unsigned integers, negative numbers exceed all others.
         is_wrong = values.view(self._unsigned) >= self.num_choices
         if np.count_nonzero(is_wrong):
             row, _ = _first(is_wrong)
@@ -243,7 +244,7 @@ class ObsLeaf:
             )
 
     def _usual(self, value: Any) -> Any:
-        """A single value as it is, if it is of a common kind that needs no more: saves most of the time."""
+        """Return a single value of a common kind that needs no conversion. This saves most of the time."""
         if type(value) is int and self.num_choices is not None and self.shape == ():
             index = value - (self.offset or 0)
             return index if 0 <= index < self.num_choices else None
@@ -253,13 +254,13 @@ class ObsLeaf:
         return None
 
     def restore(self, values: np.ndarray) -> np.ndarray:
-        """Undo `convert` for the arrays of several observations: what the environment itself would return."""
+        """Undo `convert` for arrays of several observations, to the environment's own form."""
         whole: np.ndarray = values if self.offset is None else values + self.offset
         return whole.astype(self.space.dtype, copy=False)
 
     @property
     def _raw_space(self) -> Space[Any]:
-        """The leaf's space as the environment has it, not starting at zero."""
+        """The leaf's space as the environment declares it, which may not start at zero."""
         if self.offset is None:
             return self.space
         if isinstance(self.space, spaces.Discrete):
@@ -291,7 +292,7 @@ class ObsLeaf:
         """The value as an array of real numbers with this shape."""
         try:
             array = value if isinstance(value, np.ndarray) else as_numpy(value)
-        except ValueError:  # lists of different lengths
+        except ValueError:  # the lists have different lengths
             raise self._not_numbers(value) from None
         if array.dtype.kind not in "biuf" and not np.can_cast(array.dtype, np.float64):
             raise self._not_numbers(value)
@@ -311,7 +312,7 @@ class ObsLeaf:
         )
 
     def _exact(self, array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-        """The array as integers or booleans of `dtype`, which must not change any value."""
+        """The array as integers or booleans of `dtype`; raises if the cast would change a value."""
         if np.can_cast(array.dtype, dtype):
             return array.astype(dtype, copy=False)
         with np.errstate(invalid="ignore"):
@@ -330,11 +331,11 @@ class ObsLeaf:
 
     def _check_finite(self, values: np.ndarray) -> None:
         assert self._largest_square is not None  # these are floats
-        # NaN and infinity spread. This takes a fraction of the time of all().
+        # NaN and infinity propagate to the sum, which takes a fraction of the time of all().
         if float(np.vdot(values, values)) < self._largest_square:
             return
         is_wrong = ~(np.abs(values) <= math.sqrt(self._largest_square))
-        if is_wrong.any():  # otherwise only the squares are too large
+        if is_wrong.any():  # otherwise the values are finite and only their squares are too large
             row, place = _first(is_wrong)
             raise not_finite(f"observation {self.key!r}", float(values[place]), row)
 
@@ -346,7 +347,7 @@ def _first(is_wrong: np.ndarray) -> tuple[int, tuple[int, ...]]:
 
 
 def not_finite(what: str, value: float, row: int | None = None) -> WrongValueError:
-    """The error for NaN and for what is infinite in float32, which would ruin every weight it reaches."""
+    """The error for NaN and for values that float32 turns into infinity; either would ruin the weights."""
     return WrongValueError(
         f"{'NaN' if math.isnan(value) else value} as {what}",
         "Allowed are numbers that are finite in float32. Fix: correct or scale them in the environment, or "
@@ -356,18 +357,18 @@ def not_finite(what: str, value: float, row: int | None = None) -> WrongValueErr
 
 
 def as_numpy(value: Any) -> np.ndarray:
-    """The value as an array; also for tensors on a GPU. Raises: ValueError for lists of different lengths."""
+    """The value as an array; tensors may be on a GPU. Raises: ValueError for lists of different lengths."""
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 
 def shown(value: Any) -> str:
-    """A value for an error: shortened, with its type where the text does not show that."""
+    """Format a value for an error: shortened, and with its type if the text does not show it."""
     shows_type = value is None or isinstance(value, str | np.ndarray)
     return _shortened(repr(value)) + ("" if shows_type else f" ({type(value).__name__})")
 
 
 def _shortened(text: str) -> str:
-    text = " ".join(text.split())  # arrays have several lines
+    text = " ".join(text.split())  # the text of an array has several lines
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
@@ -376,12 +377,12 @@ def _are_texts(texts: np.ndarray) -> bool:
 
 
 def is_text(space: Space[Any]) -> bool:
-    """Whether values of the space are Python strings (Text and spaces like it)."""
+    """Return True if the values of the space are Python strings (Text and spaces like it)."""
     return space.dtype is not None and np.dtype(space.dtype).kind == "U"
 
 
 def storage_dtype(space: Space[Any]) -> Any:
-    """The dtype of arrays that hold values of the space: its own, object for text."""
+    """The dtype of arrays that hold values of the space: the space's own, or object for text."""
     return np.dtype(object) if is_text(space) else space.dtype
 
 
@@ -415,14 +416,14 @@ def _leaves(space: Space[Any], path: tuple[str | int, ...]) -> Iterator[ObsLeaf]
 
 
 class ObsLayout:
-    """The flat form of one observation space, and the way values get into it.
+    """The flat form of one observation space, and the conversion of values into it.
 
     Attributes:
         leaves: one per array, sorted by key; the columns given to `write` have the same order.
-        space: Dict of the leaves' spaces. A lone Box, Discrete, … sits under "observation"; nested names are
+        space: Dict of the leaves' spaces. A single Box, Discrete, … is named "observation"; nested names are
             joined with "/"; integers start at zero.
 
-    Text becomes numbers where its space is `Tokens`; else it stays text: Python strings in object arrays.
+    Text becomes numbers if its space is `Tokens`; otherwise it stays text: Python strings in object arrays.
 
     Raises: TypeError for spaces without a fixed array form (Graph, Sequence, OneOf).
     """
@@ -449,7 +450,7 @@ class ObsLayout:
         """Copy a raw observation into row `row` of every column ([N, ...] arrays, one per leaf).
 
         Raises: WrongValueError unless the observation has the structure, shapes and kinds of numbers of the
-            space. Finding what `ObsLeaf.check` finds is left to the caller, who can look at all rows at once.
+            space. The caller runs `ObsLeaf.check`, because it can check all rows at once.
         """
         if self._is_lone:
             leaf = self.leaves[0]
@@ -461,9 +462,9 @@ class ObsLayout:
             column[row] = value if is_direct else leaf.convert(value)
 
     def values(self, raw: Any) -> list[Any]:
-        """The raw values of all leaves in an observation, or in arrays of several ones.
+        """The raw values of all leaves in one observation, or in arrays of several.
 
-        Raises: WrongValueError if parts are missing, or if there are parts that the space does not have.
+        Raises: WrongValueError if parts are missing or are not in the space.
         """
         values = []
         try:
@@ -484,7 +485,7 @@ class ObsLayout:
         return values
 
     def flatten(self, raw: Any) -> dict[str, np.ndarray]:
-        """One raw observation as a new flat dict: arrays in their space's dtype, and strings."""
+        """One raw observation as a new flat dict of strings and of arrays in the dtypes of their spaces."""
         flat = self.empty(1)
         self.write(raw, list(flat.values()), 0)
         for leaf in self.leaves:
@@ -501,7 +502,7 @@ class ObsLayout:
 
 
 def _sizes(space: Space[Any], path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], int]]:
-    """Path and number of parts of every Dict and Tuple in a space."""
+    """Yield path and number of parts of every Dict and Tuple in a space."""
     parts = _parts(space)
     if parts is not None:
         yield path, len(parts)
@@ -510,7 +511,7 @@ def _sizes(space: Space[Any], path: tuple[str | int, ...]) -> Iterator[tuple[tup
 
 
 def _parts(space: Space[Any]) -> dict[Any, Space[Any]] | None:
-    """The spaces in a Dict or Tuple; None for another space."""
+    """The spaces in a Dict or Tuple; None for other spaces."""
     if isinstance(space, spaces.Dict):
         return dict(space.spaces)
     return dict(enumerate(space.spaces)) if isinstance(space, spaces.Tuple) else None
@@ -542,14 +543,14 @@ PolicyActionSpace = spaces.Discrete | spaces.MultiDiscrete | spaces.Box
 
 
 class ActionMap:
-    """Maps whole [N, ...] batches of policy actions to environment actions.
+    """Maps [N, ...] batches of policy actions to environment actions.
 
     `policy_space` is one of
 
     - Discrete(n), starting at zero.
-    - MultiDiscrete(nvec) of K factors in one row, each starting at zero; MultiBinary has factors of 2.
-    - Box(-1, 1, (A,), float32), A the number of elements of the environment's Box; it is rescaled to the
-      environment's bounds, shape and dtype. Infinite bounds become finite ones, see `finite_box`.
+    - MultiDiscrete(nvec) with K factors in one row, each starting at zero; MultiBinary has factors of 2.
+    - Box(-1, 1, (A,), float32), where A is the number of elements of the environment's Box. It is rescaled to
+      the environment's bounds, shape and dtype. Infinite bounds become finite ones, see `finite_box`.
 
     Raises: TypeError for other spaces and integer Boxes.
     """
@@ -589,10 +590,10 @@ class ActionMap:
             )
 
     def to_env(self, actions: np.ndarray) -> Any:
-        """Actions of the policy for N environments, in their numbering, bounds and dtype.
+        """Convert policy actions of N environments to the numbering, bounds and dtype of the environment.
 
-        (N,) integers become a list of Python integers; (N, K) integers and (N, A) floats, which are clipped
-        to [-1, 1], an array (N, *shape).
+        (N,) integers become a list of Python integers. (N, K) integers and (N, A) floats, which are clipped
+        to [-1, 1], become an array (N, *shape).
         """
         space = self._space
         if isinstance(space, spaces.Discrete):
@@ -604,14 +605,15 @@ class ActionMap:
         return (actions.reshape(-1, *(space.shape or ())) + self._start).astype(space.dtype)
 
     def from_env(self, actions: Any) -> np.ndarray:
-        """Actions of the environment, T of them, as the policy's: (T,) or (T, K) int64, or (T, A) float32.
+        """Convert T actions of the environment to the policy's: (T,) or (T, K) int64, or (T, A) float32.
 
-        Raises: ValueError if discrete ones are not of the space. Continuous ones are clipped to it.
+        Raises: ValueError if discrete actions are not in the space. Continuous actions are clipped to it.
         """
         actions, space = np.asarray(actions), self._space
         if isinstance(space, spaces.Box):
             low, high = (bound.astype(np.float64).reshape(-1) for bound in (space.low, space.high))
-            half = np.where(high > low, high / 2 - low / 2, 1.0)  # a single allowed value becomes 0
+            # an element with a single allowed value becomes 0
+            half = np.where(high > low, high / 2 - low / 2, 1.0)
             flat = actions.reshape(len(actions), len(low)).astype(np.float64)
             flat = (flat - (low / 2 + high / 2)) / half
             if self._is_free is not None and (np.abs(flat[:, self._is_free]) > 1.0 + 1e-6).any():
@@ -634,12 +636,12 @@ class ActionMap:
 
 
 class ActionCode:
-    """Policy actions as networks see them: one-hot, the one-hots of all factors side by side, or as they are.
+    """Policy actions as network inputs: one-hot, the one-hots of all factors side by side, or unchanged.
 
     Attributes:
         width: A, the number of columns.
-        nvec: numbers of actions of the K factors of a MultiDiscrete space; None for the others.
-        has_integers: True if policy actions are integers, (N,) or (N, K); False if they are (N, A) floats.
+        nvec: number of actions of each of the K factors of a MultiDiscrete space; None for other spaces.
+        has_integers: True if policy actions are integers, (N,) or (N, K); False if they are floats (N, A).
     """
 
     def __init__(self, space: PolicyActionSpace) -> None:
@@ -655,7 +657,7 @@ class ActionCode:
             self.width = int(space.shape[0])
 
     def write(self, actions: np.ndarray, out: np.ndarray) -> None:
-        """Write actions, (N,) or (N, K) integers or (N, A) floats, to zeros `out`, (N, A) float32."""
+        """Write actions, (N,) or (N, K) integers or (N, A) floats, to zeros `out` (N, A) float32."""
         if not self.has_integers:
             out[:] = actions
         elif self.nvec is None:
@@ -665,9 +667,9 @@ class ActionCode:
 
 
 def finite_box(space: spaces.Box) -> spaces.Box:
-    """The Box in which elements without bounds range over [-1, 1], those with a single one over 2 beside it.
+    """A Box with finite bounds: [-1, 1] for elements without bounds, a range of 2 for those with one bound.
 
-    So a policy's action in [-1, 1] is taken as it is, shifted to the bound if there is one.
+    A policy's action in [-1, 1] is thus taken unchanged, or shifted to the one bound.
     """
     low, high = space.low, space.high
     low_is_free, high_is_free = ~np.isfinite(low), ~np.isfinite(high)

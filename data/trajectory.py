@@ -1,4 +1,4 @@
-"""One trajectory, or a window of one, as time-major numpy arrays; and what its timesteps look like."""
+"""Trajectories, and windows of them, as time-major numpy arrays; and the layout of their timesteps."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ class Layout:
 
     Attributes:
         obs: shape of one timestep and dtype, by observation key.
-        action_width: A, the number of discrete actions or of elements of a continuous one; with several
-            factors the sum of their numbers of actions.
+        action_width: A, the number of discrete actions or of elements of a continuous action; with several
+            factors, the sum of their numbers of actions.
         nvec: number of actions of each of K factors (MultiDiscrete); None for other actions.
-        num_values: n of observations whose whole numbers lie in 0, …, n - 1, by key: an integer, or one for
-            each element. It says nothing of what trajectories look like, so it does not count when layouts
-            are compared.
+        num_values: n for observations with whole numbers in 0, …, n - 1, by key: an integer, or one per
+            element. It does not affect how trajectories are stored, so comparisons of layouts ignore it.
     """
 
     obs: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
@@ -32,7 +31,7 @@ class Layout:
     num_values: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def describe_mismatch(self, other: Layout) -> str | None:
-        """Say why data of layout `other` cannot be trained on where this one is expected; None if it can.
+        """Describe why data of layout `other` cannot be trained on when this one is expected; None if it can.
 
         Keys, shapes, A and nvec must be equal; dtypes may differ if numpy casts them "same_kind" to the
         expected one, such as float64 to float32, or uint8 to float32, but not float32 to uint8.
@@ -70,35 +69,33 @@ def _factors(nvec: tuple[int, ...] | None) -> str:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """T transitions between T+1 timesteps.
+    """A sequence of T transitions between T+1 timesteps.
 
-    Timestep t holds o_t and everything that became known with it. `actions[i]`, `rews[i]` and `dones[i]`
-    describe the step from timestep i to timestep i+1, so `rl2s[i + 1]` repeats `rews[i]` and the action of
-    row i.
+    Timestep t holds o_t and everything observed with it. `actions[i]`, `rews[i]` and `dones[i]` describe the
+    step from timestep i to timestep i+1, so `rl2s[i + 1]` repeats `rews[i]` and the action of row i.
 
     Attributes:
         obs: each (T+1, ...), in the environment's own dtype.
         rl2s: (T+1, 1+A) float32, the previous reward and then the previous action (one-hot if discrete, else
             scaled to [-1, 1]); zeros at the first timestep of an episode.
         time_idxs: (T+1, 1) int64, index within the episode, also in a window that starts in mid-episode.
-        actions: (T, A): uint8 one-hot rows of discrete actions, with `nvec` the one-hots of all factors side
-            by side; or float32, continuous in [-1, 1]. Indices become rows when a trajectory is made, see
+        actions: (T, A): uint8 one-hot rows of discrete actions (with `nvec`, the one-hots of all factors side
+            by side), or float32 continuous actions in [-1, 1]. The constructor converts indices to rows, see
             action_rows.
         rews: (T, 1) float32, environment units.
-        dones: (T, 1) bool, True where the environment terminated on arriving at timestep i+1 (not where it
-            was cut off by a time limit).
+        dones: (T, 1) bool, True where the environment terminated on arriving at timestep i+1 (not where a
+            time limit cut the episode).
         env_name: name of the environment that produced it.
         policy_version: number of the policy that acted last in it, None if unknown.
-        source: number by which PrioritySampler knows the trajectory that a window was drawn from;
-            -1 without priorities.
-        nvec: number of actions of each of the K factors that an action has (MultiDiscrete); A is their sum.
-            None for other actions.
-        extras: what the agent said about its steps, each (T, ...) in its own dtype; mostly empty. Batches
-            have `log_probs` (T, 1) alone: of the probabilities with which the actions were taken.
+        source: number that identifies the window's trajectory in PrioritySampler; -1 without priorities.
+        nvec: number of actions of each of the K factors of an action (MultiDiscrete); A is their sum. None
+            for other actions.
+        extras: further data from the agent for each step, each (T, ...) in its own dtype; mostly empty.
+            Batches only hold `log_probs` (T, 1), the log-probabilities with which the actions were taken.
 
     Raises:
-        ValueError: If there is no transition, the lengths of the arrays contradict each other, or an action
-            is out of range.
+        ValueError: If the trajectory has no transition, the lengths of the arrays contradict each other, or
+            an action is out of range.
     """
 
     obs: dict[str, Array]
@@ -114,7 +111,7 @@ class Trajectory:
     extras: dict[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Compare the lengths of all arrays with that of the rewards, and make rows of the actions."""
+        """Compare the lengths of all arrays with that of the rewards, and convert the actions to rows."""
         num_transitions = len(self.rews)
         num_timesteps = num_transitions + 1
         fits = (
@@ -146,12 +143,12 @@ class Trajectory:
 
     @property
     def layout(self) -> Layout:
-        """What its timesteps look like."""
+        """The layout of its timesteps."""
         obs = {key: (value.shape[1:], value.dtype) for key, value in self.obs.items()}
         return Layout(obs, self.rl2s.shape[1] - 1, self.nvec)
 
     def slice(self, start: int, stop: int) -> Trajectory:
-        """Return transitions start (inclusive) to stop (exclusive) as views; nothing is copied or changed.
+        """Return transitions start (inclusive) to stop (exclusive) as views; nothing is copied.
 
         Raises:
             ValueError: Unless 0 <= start < stop <= T.
@@ -163,7 +160,7 @@ class Trajectory:
                 "Fix: take start and stop from Sampler.window."
             )
         after = stop + 1
-        # What was checked when the whole was made holds for its parts, and this runs once per window.
+        # This runs once per window. It skips the checks of the constructor, which hold for all parts.
         window = object.__new__(Trajectory)
         window.__dict__.update(
             obs={key: value[start:after] for key, value in self.obs.items()},
@@ -181,25 +178,25 @@ class Trajectory:
         return window
 
     def with_source(self, source: int) -> Trajectory:
-        """Return the same arrays under another `source`."""
+        """Return the same arrays with another `source`."""
         same = object.__new__(Trajectory)
         same.__dict__.update(self.__dict__, source=source)
         return same
 
 
 def action_rows(actions: Array, width: int, nvec: tuple[int, ...] | None = None) -> Array:
-    """Actions in the one form in which trajectories hold them.
+    """Convert actions to the one form in which trajectories hold them.
 
     Args:
-        actions: (T, A) rows, or indices of discrete actions from 0: integers (T,) or (T, 1), with factors
-            (T, K). Where K is A, bytes are rows and other integers are indices.
+        actions: (T, A) rows, or indices of discrete actions from 0: integers (T,) or (T, 1), with factors (T,
+            K). If K equals A, bytes are rows and other integers are indices.
         width: A.
         nvec: number of actions of each of K factors; None for one factor, or continuous actions.
 
-    Returns: (T, A), uint8 for integers and bool, else float32; the same array if it is that already.
+    Returns: (T, A), uint8 for integers and bool, else float32; the same array if it already has this form.
 
     Raises:
-        ValueError: If they have another shape, an index is out of range, or a row of integers is not one-hot.
+        ValueError: For another shape, an index out of range, or a row of integers that is not one-hot.
     """
     kind, factors = actions.dtype.kind, nvec or (width,)
     fits = sum(factors) == width
@@ -228,8 +225,9 @@ def action_rows(actions: Array, width: int, nvec: tuple[int, ...] | None = None)
 
 
 def is_one_hot(actions: Array, nvec: tuple[int, ...] | None = None) -> bool:
-    """Whether each row (T, A), or each factor's part of it, holds a single one among zeros."""
-    if nvec is None and actions.flags.c_contiguous:  # all ones, and the i-th of them in row i
+    """Return True if each row (T, A), or each factor's part of it, holds a single one among zeros."""
+    # All ones are found at once, and the i-th of them must be in row i.
+    if nvec is None and actions.flags.c_contiguous:
         ones = np.flatnonzero(actions)
         rows = np.arange(len(actions))
         return bool(np.array_equal(ones // actions.shape[1], rows) and (actions.reshape(-1)[ones] == 1).all())
@@ -240,9 +238,9 @@ def is_one_hot(actions: Array, nvec: tuple[int, ...] | None = None) -> bool:
 
 
 def action_indices(traj: Trajectory) -> npt.NDArray[np.int64] | None:
-    """Indices of discrete actions, (T, 1), with factors (T, K); None if the actions are continuous.
+    """Indices of discrete actions, (T, 1) or, with factors, (T, K); None if the actions are continuous.
 
-    Rows of two or more floats count as discrete if every one is one-hot, as AMAGO 3.x may store them.
+    Rows of two or more floats count as discrete if all are one-hot, because AMAGO 3.x may store them so.
     """
     actions, nvec = traj.actions, traj.nvec
     is_discrete = actions.dtype == np.uint8 or nvec is not None

@@ -1,4 +1,4 @@
-"""Values that nothing can be learned from, or that a cast would silently change."""
+"""Checks for values that cannot be trained on, or that a cast would silently change."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 from .rows import StoredRows
 from .trajectory import Array, Layout, Trajectory, is_one_hot
 
-_CHUNK_BYTES = 1 << 18  # a part of an array that stays in the processor's cache while it is checked
+_CHUNK_BYTES = 1 << 18  # part of an array that fits into the processor's cache while it is checked
 _FLOAT32_BYTES = 4
 
 
 def find_bad_value(traj: Trajectory, layout: Layout | None = None) -> str | None:
     """Describe the first value that cannot be trained on; None if there is none.
 
-    Floats must be finite as float32, in which networks compute, and discrete actions one-hot. If the layout
-    of the run is given, whole numbers must fit its dtypes and its numbers of values.
+    Floats must be finite as float32, the dtype of the networks, and discrete actions must be one-hot. With
+    the layout of the run, whole numbers must also fit its dtypes and its numbers of values.
     """
     named: dict[str, Array | StoredRows] = {f"observation {key!r}": rows for key, rows in traj.obs.items()}
     named |= {"rl2s": traj.rl2s, "actions": traj.actions, "rews": traj.rews}
@@ -67,7 +67,7 @@ def cast(name: str, values: Array, dtype: Any) -> Array:
 
 
 def _find_row(rows: Array | StoredRows, is_bad: Callable[[Array], Array]) -> tuple[int, Any] | None:
-    """The first bad value of an array, and its position on the first axis; the array is read in parts."""
+    """The first bad value of an array, and its index on the first axis; the array is read in chunks."""
     size = max(1, _CHUNK_BYTES // max(1, rows.nbytes // max(1, len(rows))))
     for start in range(0, len(rows), size):
         part = rows[start : start + size]
@@ -91,7 +91,7 @@ def _is_outside(low: Any, high: Any, part: Array) -> Array:
 
 
 def _range_of(found: np.dtype[Any], expected: np.dtype[Any], num_values: Any) -> tuple[Any, Any] | None:
-    """Lowest and highest whole number that the run can take of an observation; None if all can be taken."""
+    """Lowest and highest whole number that the run accepts for an observation; None if it accepts all."""
     if num_values is not None:
         return 0, num_values - 1
     if expected.kind not in "iub" or np.can_cast(found, expected, "safe"):

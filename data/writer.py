@@ -1,4 +1,4 @@
-"""Collects steps of many environments in growing columns and writes finished pieces in the background."""
+"""A writer that collects the steps of many environments and saves finished pieces in the background."""
 
 from __future__ import annotations
 
@@ -24,38 +24,39 @@ from .trajectory import Array, Trajectory
 
 _NO_LIMIT = 2**62  # transitions
 _FIRST_CAPACITY = 128  # timesteps
-_OBS, _EXTRA = "obs/", "extra/"  # before the names of their columns
-_PER_TIMESTEP = ("rl2s", "time_idxs")  # and observations; other columns have a row less
+_OBS, _EXTRA = "obs/", "extra/"  # prefixes of column names
+# These and observations have one row per timestep; other columns have one row less.
+_PER_TIMESTEP = ("rl2s", "time_idxs")
 _DTYPES: dict[str, Any] = {"rl2s": np.float32, "time_idxs": np.int64}
-_GATHER_S = 0.05  # the thread lets pieces come together for this long
+_GATHER_S = 0.05  # the thread waits this long for more pieces to arrive
 _logger = logging.getLogger("loxodon")
 
 
 class WritingClock:
-    """Unix time for file names, strictly increasing, so that sorting by it gives back the order of writing.
+    """Unix time for file names. It strictly increases, so sorting by it gives the order of writing.
 
-    Several writers of one process share one, or pieces cut in the same microsecond would have no order. The
-    system's clock may jump: the time only ever goes forward here, and `follow` makes it later than what an
-    earlier process wrote, so that what is newest never looks oldest to who deletes by age.
+    Several writers of one process share a clock; otherwise, pieces cut in the same microsecond would have no
+    order. The system's clock may jump back. This one never does, and `follow` moves it past the files of
+    earlier processes, so that deletion by age never removes the newest files.
     """
 
     def __init__(self) -> None:
         self.last_time_us = 0
 
     def now_us(self) -> int:
-        """Microseconds since 1970, later than any returned before."""
+        """Microseconds since 1970, greater than any returned before."""
         self.last_time_us = max(time.time_ns() // 1000, self.last_time_us + 1)
         return self.last_time_us
 
     def follow(self, folder: Path) -> None:
-        """Be later than every trajectory file in a folder, as of now."""
+        """Move the clock past every trajectory file that is in a folder now."""
         names = os.listdir(folder)  # noqa: PTH208 (only names are needed)
         newest_s = max((parsed.unix_time for name in names if (parsed := parse_name(name))), default=0.0)
         self.last_time_us = max(self.last_time_us, round(newest_s * 1e6))
 
 
 class _Piece(NamedTuple):
-    """One finished piece on its way to the thread: rows of the columns, and what its file is named after."""
+    """A finished piece on its way to the thread: rows of the columns, and the parts of its file name."""
 
     arrays: dict[str, Array]
     env_name: str
@@ -68,10 +69,10 @@ class _Background:
     """Saves pieces in order on one thread.
 
     A piece leaves the queue only after `save` returned. If that raises, the piece stays first, and the next
-    call raises `explain(error, number of pieces)`; the one after that tries again.
+    call raises `explain(error, number of pieces)`; the call after that tries again.
 
-    The thread waits a moment for pieces to come together: each time it runs, it takes the interpreter from
-    whoever collects, which for small pieces costs more than saving them.
+    The thread waits a moment for more pieces to arrive. Each time it runs, it takes the interpreter from the
+    collecting thread, which for small pieces costs more than saving them.
     """
 
     def __init__(
@@ -89,24 +90,24 @@ class _Background:
 
     @property
     def is_stuck(self) -> bool:
-        """True if there are pieces that nobody is saving: the next call will raise, or try (again)."""
+        """True if pieces are waiting and nobody is saving them; the next call will raise or try again."""
         return bool(self.pieces) and (self._saving is None or self._saving.done())
 
     def add(self, pieces: Sequence[_Piece]) -> None:
-        """Take pieces, even if this raises, and wait if there are more than max_pending."""
+        """Queue pieces, even if this raises, and wait if there are more than max_pending."""
         self.pieces.extend(pieces)
         if len(self.pieces) > self._max_pending // 2:
             self._is_awaited.set()
         self.wait(self._max_pending)
 
     def wait(self, num_left: int = 0) -> None:
-        """Wait for the thread if more than so many pieces are left."""
+        """Wait for the thread if more than `num_left` pieces are queued."""
         while self.pieces or self._saving is not None:
             if self._saving is None:
                 self._begin()
             elif self._saving.done() or len(self.pieces) > num_left:
                 self._is_awaited.set()
-                error = self._saving.exception()  # waits
+                error = self._saving.exception()  # blocks until the thread is done
                 self._saving = None
                 if error is not None:
                     explained = self._explain(error, len(self.pieces))
@@ -115,7 +116,7 @@ class _Background:
                 return
 
     def close(self) -> None:
-        """Save all pieces and end the thread. If one fails, this raises and may be called again."""
+        """Save all pieces and end the thread. If saving fails, this raises and may be called again."""
         self.wait()
         if self._executor is not None:
             self._executor.shutdown()
@@ -136,13 +137,13 @@ class _Background:
             self.pieces.popleft()
 
     def _finish_at_exit(self) -> None:
-        """Try what failed once more when the program ends without close(); the thread has ended by then."""
+        """If the program ends without close(), try failed pieces once more. The thread has ended by then."""
         try:
             while self.pieces and os.getpid() == self._owner_pid:
                 self._save(self.pieces[0])
                 self.pieces.popleft()
-        except Exception as error:  # nobody is left to raise it to
-            if self._saving is not None:  # else it was told before
+        except Exception as error:  # no caller is left to raise it to
+            if self._saving is not None:  # otherwise the error was raised before
                 _logger.error("%s", self._explain(error, len(self.pieces)))
 
 
@@ -150,28 +151,27 @@ class TrajectoryWriter(Sink):
     """Off-policy sink: cuts the steps of N environments into trajectory files.
 
     Steps go into preallocated columns, one array [T, N, ...] per field, so that a step of all environments is
-    one row. A piece is copied out once, when it is finished, and a background thread writes it. A piece that
-    ends because of the length limit and its successor share one timestep, so no transition is lost between
-    them.
+    one row. A finished piece is copied out once, and a background thread writes it. A piece that ends because
+    of the length limit shares one timestep with its successor, so that no transition is lost between them.
 
-    An error while writing is raised by the next call from outside (after it has recorded what it was given).
-    The piece stays queued and the call after that tries again; nothing that is finished is dropped.
+    An error while writing is raised by the next call, after it has recorded its arguments. The piece stays
+    queued and the call after that tries again; finished pieces are never dropped.
 
     Args:
-        folder: where the files go; made if it is missing.
+        folder: destination of the files; made if it is missing.
         num_envs: N.
         save_every: (low, high); a piece is closed after a random whole number of transitions, uniform from
             low to high inclusive. None closes pieces only at the end of an episode.
         save_as: "npz" or "npz-compressed".
         seed: decides the lengths and, with actor_id, the ids in the file names.
-        actor_id: tells apart several writers with one seed.
+        actor_id: distinguishes several writers with one seed.
         max_pending: calls wait while more pieces than this are not on disk; None for a number that suits N.
-        clock: shared with other writers whose pieces must have an order among each other; None for its own.
-        nvec: number of actions of each factor of MultiDiscrete actions; None for others.
+        clock: shared by writers whose pieces must be ordered relative to each other; None makes a new one.
+        nvec: number of actions of each factor of MultiDiscrete actions; None for other actions.
 
     Attributes:
-        policy_version: number of the policy that acts now; whoever changes the policy sets it. It is stored
-            with the pieces that are finished from then on. None if unknown.
+        policy_version: number of the policy that acts now, set by the code that changes the policy. It is
+            stored with the pieces that are finished from then on. None if unknown.
 
     Raises:
         ValueError: If save_every or save_as is not allowed.
@@ -218,13 +218,13 @@ class TrajectoryWriter(Sink):
         self._rng = np.random.default_rng([seed, actor_id])
         self._num_pieces, self._clock = 0, clock or WritingClock()
         self._clock.follow(self.folder)
-        self._columns: dict[str, Array] = {}  # by name of the field, those of one step in a row
+        self._columns: dict[str, Array] = {}  # keys: field names; one step is one row
         self._capacity = _FIRST_CAPACITY
-        self._now = 0  # row of the columns that holds the newest timestep
-        self._starts = np.zeros(num_envs, np.int64)  # row of the first timestep of each running piece
+        self._now = 0  # index of the row that holds the newest timestep
+        self._starts = np.zeros(num_envs, np.int64)  # index of the first row of each running piece
         self._limits = np.full(num_envs, _NO_LIMIT)
         self._is_running = np.zeros(num_envs, np.bool_)
-        self._left_over: list[_Piece] = []  # of another process, to be written with the next flush
+        self._left_over: list[_Piece] = []  # pieces of another process, to be written with the next flush
         self._env_names = ["env"] * num_envs
         self._background = _Background(self._save, self._explain, max_pending or max(64, 2 * num_envs))
 
@@ -241,7 +241,7 @@ class TrajectoryWriter(Sink):
         time_idxs: Array,
         env_names: Sequence[str],
     ) -> None:
-        """See Sink; a piece that is still running in one of the rows is finished first."""
+        """See Sink. A piece that is still running in one of the rows is finished first."""
         rows = np.atleast_1d(np.asarray(rows, np.int64))
         pieces = self._cut(rows[self._is_running[rows]])
         timestep = self._timestep(obs, rl2s, time_idxs)
@@ -270,7 +270,8 @@ class TrajectoryWriter(Sink):
     ) -> None:
         """See Sink.
 
-        Pieces that run when extras appear for the first time are finished before; then they must stay.
+        When extras appear for the first time, running pieces are finished first. From then on, extras are
+        required.
 
         Raises:
             ValueError: If an environment has no running trajectory, or extras change their names or shapes.
@@ -308,7 +309,7 @@ class TrajectoryWriter(Sink):
         self._submit(pieces)
 
     def flush_partial(self) -> None:
-        """Finish every running piece that has a transition; each goes on from its last timestep."""
+        """Finish every running piece that has a transition; each continues from its last timestep."""
         left_over, self._left_over = self._left_over, []
         self._submit([*left_over, *self._cut_running()])
 
@@ -340,8 +341,8 @@ class TrajectoryWriter(Sink):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue ids, times, random lengths and running pieces from a saved state.
 
-        The pieces go on where `begin` was called for all environments, with the timestep that is their last
-        one. Where nothing has begun they are over; the next `flush_partial` writes them.
+        The pieces continue in environments where `begin` was called, from the timestep that is their last
+        one. If `begin` was not called, they are over, and the next `flush_partial` writes them.
         """
         self._num_pieces = int(state["num_pieces"])
         self._clock.last_time_us = max(self._clock.last_time_us, int(state["last_time_us"]))
@@ -354,7 +355,7 @@ class TrajectoryWriter(Sink):
             self._keep(pieces)
 
     def take_over(self, state: dict[str, Any], *, stores_pieces: bool) -> None:
-        """See Sink. The next `flush_partial` writes the pieces; numbers continue, so that ids stay unique."""
+        """See Sink. The next `flush_partial` writes the pieces; numbering continues to keep ids unique."""
         self._num_pieces = max(self._num_pieces, int(state["num_pieces"]))
         self._clock.last_time_us = max(self._clock.last_time_us, int(state["last_time_us"]))
         self.policy_version = state["policy_version"]
@@ -362,12 +363,12 @@ class TrajectoryWriter(Sink):
             self._keep(state["pieces"])
 
     def _keep(self, pieces: Sequence[dict[str, Any]]) -> None:
-        """Write these saved pieces with the next flush, those without a transition left out."""
+        """Write these saved pieces with the next flush, except those without a transition."""
         unwritten = [piece for piece in pieces if len(piece["arrays"]["rews"])]
         self._left_over += [self._piece(piece["arrays"], piece["env_name"]) for piece in unwritten]
 
     def _go_on(self, pieces: Sequence[dict[str, Any]]) -> None:
-        """Make these the running pieces, one per environment; all of them end with the newest timestep."""
+        """Make these the running pieces, one per environment; each ends with the newest timestep."""
         num_rows = max(len(piece["arrays"]["rl2s"]) for piece in pieces)
         self._capacity, self._now = max(_FIRST_CAPACITY, 2 * num_rows), num_rows - 1
         columns = self._columns = {}
@@ -389,7 +390,7 @@ class TrajectoryWriter(Sink):
             self._columns[name] = np.empty((self._capacity, *values.shape), dtype)
 
     def _take_extras(self, extras: Mapping[str, Array]) -> list[_Piece]:
-        """Write the extras of this step. Returns the pieces without them, which end where they begin."""
+        """Write the extras of this step. Returns the finished pieces that were begun without extras."""
         names = [name for name in self._columns if name.startswith(_EXTRA)]
         if not extras and not names:
             return []
@@ -412,7 +413,7 @@ class TrajectoryWriter(Sink):
         return pieces
 
     def _cut_running(self) -> list[_Piece]:
-        """Finish every running piece that has a transition; each goes on from its last timestep."""
+        """Finish every running piece that has a transition; each continues from its last timestep."""
         rows = np.flatnonzero(self._is_running & (self._starts < self._now))
         pieces = self._cut(rows)
         self._continue_from_now(rows)
@@ -435,13 +436,13 @@ class TrajectoryWriter(Sink):
         self._starts -= shift
 
     def _continue_from_now(self, rows: npt.NDArray[np.int64]) -> None:
-        """Begin pieces of `rows` with the newest timestep; those that went before share it."""
+        """Begin pieces of `rows` with the newest timestep, which they share with their predecessors."""
         self._starts[rows] = self._now
         if self._save_every is not None:
             self._limits[rows] = self._rng.integers(*self._save_every, size=len(rows), endpoint=True)
 
     def _cut(self, rows: npt.NDArray[np.int64]) -> list[_Piece]:
-        """Copy running pieces that have a transition out of the columns; all else is left to the thread."""
+        """Copy running pieces that have a transition out of the columns; the thread does the rest."""
         pieces = []
         for row in rows[self._starts[rows] < self._now].tolist():
             arrays = {name: array.copy() for name, array in self._running_arrays(row).items()}
@@ -492,5 +493,5 @@ class TrajectoryWriter(Sink):
 
 
 def _under(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """The arrays whose names begin with `prefix`, without it."""
+    """The arrays whose names begin with `prefix`; the prefix is removed."""
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

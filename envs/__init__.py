@@ -1,6 +1,6 @@
 """Environments as sequences of timesteps: wrapping, vectorisation, exploration, statistics, built-in tasks.
 
-Importing this package imports numpy, gymnasium and gin, nothing heavier: worker processes import it too.
+Importing this package only imports numpy, gymnasium and gin, because worker processes import it too.
 """
 
 if __name__ == "envs":

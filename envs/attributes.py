@@ -14,21 +14,21 @@ from .returned import step_result
 from .sequence_env import SequenceEnv
 
 EPISODE_LENGTH = "max_episode_length"
-"""The attribute that every environment has: where nobody defines it, a `MaxEpisodeLength` provides it."""
+"""An attribute of every environment; a `MaxEpisodeLength` provides it if the environment lacks it."""
 
 
 class MaxEpisodeLength(gym.Wrapper[Any, Any, Any, Any]):
     """Truncates episodes after `max_episode_length` env steps, which may be changed at any time.
 
-    An episode under way counts from its own reset, or from where this wrapper was put around it.
+    A running episode counts from its own reset, or from the moment at which this wrapper was added.
 
     Attributes:
-        max_episode_length: the argument of that name.
-        num_steps: env steps of the episode under way.
+        max_episode_length: value of the argument, which may be changed.
+        num_steps: env steps of the running episode.
 
     Args:
-        env: the environment.
-        max_episode_length: in env steps; None for no limit of this wrapper's own.
+        env: environment to wrap.
+        max_episode_length: in env steps; None means that this wrapper has no limit.
     """
 
     def __init__(self, env: gym.Env[Any, Any], max_episode_length: int | None = None) -> None:
@@ -42,7 +42,7 @@ class MaxEpisodeLength(gym.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> Any:
-        """One env step; truncated is True in the last one allowed."""
+        """Take one env step; truncated is True in the last one allowed."""
         found = self.env.step(action)
         self.num_steps += 1
         if self.max_episode_length is None or self.num_steps < self.max_episode_length:
@@ -57,7 +57,7 @@ def has_attr(env: SequenceEnv, name: str) -> bool:
 
 
 def call_attr(env: SequenceEnv, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the method returns; of an attribute that is none, its value."""
+    """Call a method and return its result; for an attribute that cannot be called, return its value."""
     owner = _owner(env, name)
     if owner is None:
         raise AttributeError(_missing_text(env, name))
@@ -66,7 +66,7 @@ def call_attr(env: SequenceEnv, name: str, args: tuple[Any, ...], kwargs: dict[s
 
 
 def set_attr(env: SequenceEnv, name: str, value: Any) -> None:
-    """Set the attribute where it is defined, the outermost wrapper first."""
+    """Set the attribute where it is defined; the outermost wrapper is tried first."""
     owner = _owner(env, name)
     if owner is None and name == EPISODE_LENGTH:
         owner = env.env = MaxEpisodeLength(env.env)
@@ -76,15 +76,15 @@ def set_attr(env: SequenceEnv, name: str, value: Any) -> None:
 
 
 def call_if_defined(env: SequenceEnv, name: str, *args: Any) -> None:
-    """Call the method if there is one."""
+    """Call the method if it exists."""
     if has_attr(env, name):
         call_attr(env, name, args, {})
 
 
 def begin_episode(env: SequenceEnv, begins: bool) -> dict[str, Any] | None:
-    """Reset an environment if `begins`, even in mid-episode; returns its name and observation.
+    """Reset an environment if `begins` is True, even in mid-episode; returns its name and observation.
 
-    Returns: "env_name", and "obs", each (1, ...), as buffers hold it; None if nothing was asked for.
+    Returns: "env_name", and "obs", each (1, ...), as in the buffers; None if `begins` is False.
     """
     if not begins:
         return None
@@ -104,11 +104,11 @@ ATTRIBUTE_QUERIES: dict[str, Callable[..., Any]] = {
     "set_attr": set_attr,
     "call_if_defined": call_if_defined,
 }
-"""Queries of one environment by name; each function takes the environment, then the arguments."""
+"""Queries of one environment, by name; each function takes the environment, then the arguments."""
 
 
 def layers(env: Any) -> Iterator[Any]:
-    """The wrappers of an environment from the outside in, then the environment itself."""
+    """Yield the wrappers of an environment from the outside in, then the environment itself."""
     yield env
     while isinstance(env, gym.Wrapper | gym.vector.VectorWrapper):
         env = env.env
@@ -116,12 +116,12 @@ def layers(env: Any) -> Iterator[Any]:
 
 
 def owns(layer: Any, name: str) -> bool:
-    """True if the layer itself has the attribute; one that it passes on from another does not count."""
+    """True if the layer itself has the attribute; an attribute of an inner layer does not count."""
     return name in getattr(layer, "__dict__", ()) or hasattr(type(layer), name)
 
 
 def _owner(env: SequenceEnv, name: str) -> Any:
-    # SequenceEnv itself is left out: what it adds is not the user's.
+    # SequenceEnv itself is skipped: its additions are not the user's.
     return next((layer for layer in layers(env.env) if owns(layer, name)), None)
 
 

@@ -1,16 +1,16 @@
-"""The state of an environment as plain values, so that a checkpoint can hold it and an episode can go on.
+"""The state of an environment as plain values, so that a checkpoint can hold it and an episode can continue.
 
 An environment, or a wrapper for everything inside it, offers its state by two methods:
 
     get_state() -> dict: texts as keys; numbers, texts, booleans, None, NumPy arrays, and lists, tuples and
-        dicts of these; with everything that future steps and resets depend on, the random generator included
-        (see `generator_state`). Later steps must not change what was returned.
-    set_state(state): go on from there; it is called after a reset. ValueError for a state that does not fit.
-    missing_state() -> str | None: optional, for a wrapper that asks the environment inside by `chain_state`:
-        the name of what cannot be stored there.
+        dicts of these. It contains everything that future steps and resets depend on, including the random
+        generator (see `generator_state`). Later steps must not change the returned values.
+    set_state(state): continue from there; called after a reset. ValueError for a state that does not fit.
+    missing_state() -> str | None: optional, for a wrapper that queries the inner environment by
+        `chain_state`: the name of the part that cannot be stored.
 
-Gymnasium's own wrappers TimeLimit and OrderEnforcing, those that transform single observations, rewards or
-actions by a function, and `PartialObs` are handled here.
+This module supports gymnasium's wrappers TimeLimit and OrderEnforcing, its wrappers that transform single
+observations, rewards or actions by a function, and `PartialObs`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PURE = (wrappers.TransformObservation, wrappers.TransformReward, wrappers.Trans
 
 
 def offers_state(layer: Any) -> bool:
-    """Whether an environment or wrapper itself has `get_state` and `set_state`."""
+    """Return True if an environment or wrapper itself has `get_state` and `set_state`."""
     return owns(layer, "get_state") and owns(layer, "set_state")
 
 
@@ -47,7 +47,7 @@ def generator_state(env: gym.Env[Any, Any]) -> dict[str, Any]:
 
 
 def set_generator_state(env: gym.Env[Any, Any], state: dict[str, Any]) -> None:
-    """Put back what `generator_state` returned."""
+    """Restore what `generator_state` returned."""
     env.unwrapped.np_random.bit_generator.state = state
 
 
@@ -55,7 +55,7 @@ def set_generator_state(env: gym.Env[Any, Any], state: dict[str, Any]) -> None:
 
 
 def missing_layer(env: Any) -> str | None:
-    """The outermost layer whose state cannot be had; None if there is none."""
+    """The outermost layer without access to its state; None if all layers have it."""
     for layer in layers(env):
         if offers_state(layer):
             return layer.missing_state() if owns(layer, "missing_state") else None
@@ -65,9 +65,9 @@ def missing_layer(env: Any) -> str | None:
 
 
 def chain_state(env: Any, bottom: Callable[[Any], dict[str, Any]] | None = None) -> list[dict[str, Any]]:
-    """States from the outside in, down to the first layer that speaks for everything inside it.
+    """States from the outside in, down to the first layer that includes the state of everything inside it.
 
-    bottom: asks the innermost environment where that has no `get_state`.
+    bottom: returns the state of an innermost environment that has no `get_state`.
     """
     entries: list[dict[str, Any]] = []
     for layer in layers(env):
@@ -83,9 +83,9 @@ def chain_state(env: Any, bottom: Callable[[Any], dict[str, Any]] | None = None)
 def set_chain_state(
     env: Any, entries: Sequence[dict[str, Any]], bottom: Callable[[Any, Any], None] | None = None
 ) -> None:
-    """Put back what `chain_state` returned.
+    """Restore what `chain_state` returned.
 
-    Raises: ValueError if the wrappers are not those that the state is of.
+    Raises: ValueError if the wrappers differ from those of the state.
     """
     found = list(layers(env))[: len(entries)]
     names, saved = [type(layer).__name__ for layer in found], [entry["layer"] for entry in entries]
@@ -109,11 +109,11 @@ def _counters(layer: Any) -> tuple[str, ...]:
     return _COUNTERS.get(type(layer), ())
 
 
-# ---- what a vector environment asks each of its environments ----
+# ---- queries of a vector environment to each of its environments ----
 
 
 def state_problem(env: SequenceEnv) -> str | None:
-    """Why the state of an environment cannot be had; None if it can."""
+    """The reason why the state of an environment is not available; None if it is."""
     missing = missing_layer(_without_limit(env))
     if missing is None:
         return None
@@ -131,7 +131,7 @@ def get_state(env: SequenceEnv) -> dict[str, Any]:
 
 
 def set_state(env: SequenceEnv, state: dict[str, Any]) -> str:
-    """Put back what `get_state` returned; returns the environment's name."""
+    """Restore what `get_state` returned; returns the environment's name."""
     set_chain_state(_without_limit(env), state["layers"])
     if state["limit"] is not None:
         if not isinstance(env.env, MaxEpisodeLength):
@@ -141,25 +141,25 @@ def set_state(env: SequenceEnv, state: dict[str, Any]) -> str:
 
 
 def _without_limit(env: SequenceEnv) -> gym.Env[Any, Any]:
-    """The environment without the limit that a vector environment has put around it."""
+    """Remove the episode limit that a vector environment has added as a wrapper."""
     return env.env.env if isinstance(env.env, MaxEpisodeLength) else env.env
 
 
-# ---- environments of others ----
+# ---- environments of other packages ----
 
 
 @gin.configurable
 class ClassicControlState(gym.Wrapper[Any, Any, Any, Any]):
-    """Offers the state of an environment that keeps it in a few attributes, as classic control does.
+    """Offers the state of an environment that keeps it in a few attributes, like classic control.
 
     In gin: `ClassicControlState.env = @gym_env()`, then `Experiment.make_train_env = @ClassicControlState`.
 
     Args:
         env: an environment, or anything that `resolve_env` takes: a recipe, an id, a callable.
-        attributes: of the innermost environment, which together with its random generator are its state;
-            those that it does not have are left out.
+        attributes: attributes of the innermost environment that form its state, together with its random
+            generator; missing ones are skipped.
 
-    Raises: ValueError if it has none of them, or a wrapper in between cannot be stored.
+    Raises: ValueError if the environment has none of them, or a wrapper in between cannot be stored.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class ClassicControlState(gym.Wrapper[Any, Any, Any, Any]):
         wrapped = [layer for layer in layers(self.env) if isinstance(layer, gym.Wrapper)]
         opaque = [type(w).__name__ for w in wrapped if missing_layer(w) == type(w).__name__]
         if not self._found(self.unwrapped):
-            self.env.reset()  # some have their state only then
+            self.env.reset()  # some environments have their state only after a reset
         if opaque or not self._found(self.unwrapped):
             what = opaque[0] if opaque else type(self.unwrapped).__name__
             raise ValueError(
@@ -186,7 +186,7 @@ class ClassicControlState(gym.Wrapper[Any, Any, Any, Any]):
         return {"layers": chain_state(self.env, self._read)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Put back what `get_state` returned."""
+        """Restore what `get_state` returned."""
         set_chain_state(self.env, state["layers"], self._write)
 
     def _found(self, env: gym.Env[Any, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""EnvPool's environments, many at once, as `envpool/NAME`: importing this module registers them if it can."""
+"""Batches of EnvPool's environments as `envpool/NAME`; importing this module registers them if possible."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gymnasium.vector.utils import batch_space
 
 
 class EnvPoolVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
-    """A batch of the environment that EnvPool calls `name`; keyword arguments are those of EnvPool.
+    """A batch of the EnvPool environment `name`; keyword arguments are passed to EnvPool.
 
-    EnvPool takes seeds when it is made, so a reset with a seed makes it anew.
+    EnvPool only takes seeds on construction, so a reset with a seed constructs it anew.
     """
 
     def __init__(self, name: str, num_envs: int, **kwargs: Any) -> None:
@@ -36,7 +36,7 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin new episodes in all rows; the seed is that of all of them."""
+        """Begin new episodes in all rows; a single seed serves all of them."""
         seed = seed[0] if isinstance(seed, list) else seed
         if seed is not None:
             self.pool.close()
@@ -45,7 +45,7 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         return obs, {}
 
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """One env step in all rows; one that ended an episode before only begins the next."""
+        """Take one env step in all rows; in a row whose episode has ended, only begin the next one."""
         return *self.pool.step(actions)[:4], {}
 
     def close_extras(self, **kwargs: Any) -> None:
@@ -55,7 +55,7 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
 if find_spec("envpool") is not None:
     for _name in import_module("envpool").list_all_envs():
-        if "/" not in _name:  # gymnasium's ids have one level
+        if "/" not in _name:  # ids of gymnasium itself have a single level
             gym.register(
                 f"envpool/{_name}", vector_entry_point=f"{__name__}:EnvPoolVectorEnv", kwargs={"name": _name}
             )

@@ -1,4 +1,4 @@
-"""Errors of environments: the one public class of this folder, and failures in close."""
+"""Errors of environments: the public class of this folder, and failures in close."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ logger = logging.getLogger("loxodon")
 
 
 class EnvError(RuntimeError):
-    """An environment, or the worker process it lived in, failed while running."""
+    """An environment, or its worker process, failed while running."""
 
 
 def close_all(envs: Iterable[Any], first_row: int = 0) -> None:
-    """Close environments, the first of which is number `first_row`; failures are one warning together."""
+    """Close environments, and log all failures as one warning; `first_row` is the index of the first one."""
     problems = []
     for row, env in enumerate(envs, start=first_row):
         try:
             env.close()
-        except (Exception, SystemExit) as error:  # the others have to be closed
+        except (Exception, SystemExit) as error:  # the other environments must still be closed
             name = type(env.unwrapped).__name__
             problems.append(f"Environment {row} ({name}) failed in close: {type(error).__name__}: {error}")
     if problems:

@@ -1,4 +1,4 @@
-"""Exploration noise for all environments at once."""
+"""Exploration noise for all environments of a vector environment."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from gymnasium import spaces
 from ..data.spaces import PolicyActionSpace
 
 _CODE_SUPPLIED = ["action_space", "num_envs", "seed"]
-_BLOCK_STEPS = 64  # vector steps whose random numbers are drawn at once; one by one the calls cost more
+_BLOCK_STEPS = 64  # vector steps per block of random numbers, since single draws cost more
 
 
 class ExplorationWrapper(ABC):
     """Adds noise to the policy's actions while training data are collected.
 
-    Subclasses return one noise level per environment from `noise_levels`; discrete actions are replaced by
-    uniform ones with that probability (of several factors all at once: the action is random as a whole or not
-    at all), continuous ones get Gaussian noise with that standard deviation, clipped to [-1, 1].
+    Subclasses return one noise level per environment from `noise_levels`. Discrete actions are replaced by
+    uniform ones with that probability (with several factors, all are replaced together). Continuous actions
+    get Gaussian noise with that standard deviation, clipped to [-1, 1].
 
-    Noise may last: independent random actions cancel out where it takes several alike to get anywhere, as
-    with a swing or in a corridor. Random actions then begin more rarely, so that the noise level stays the
-    share of them.
+    Noise can be held for several steps: independent random actions cancel out if progress takes several
+    similar ones in a row, as on a swing or in a corridor. Random actions then begin less often, so that the
+    noise level remains the fraction of random actions.
 
-    Source of noise that lasts: Dabney et al. 2021, arXiv:2006.01782, here with a geometric duration.
+    Source of held noise: Dabney et al. 2021, arXiv:2006.01782, here with a geometric duration.
 
     Args:
         action_space: the policy's, Discrete or MultiDiscrete from zero, or Box(-1, 1, (A,)).
         num_envs: number N of parallel environments.
-        seed: of the noise.
-        randomize_eps: multiply each environment's noise level by a number drawn uniformly from [0, 1) per
-            episode.
-        mean_repeat: env steps, at least 1, that a random action is held on the average (Box: that a draw of
-            noise is added), within an episode.
+        seed: seed of the noise.
+        randomize_eps: multiply each environment's noise level by a number from [0, 1), drawn uniformly for
+            each episode.
+        mean_repeat: mean number of env steps, at least 1, for which a random action (for a Box, the added
+            noise) is held within an episode.
         randomize_repeat: draw that mean anew for each environment and episode, log-uniformly from 1 to
-            `mean_repeat`: some tasks ask for noise that lasts, and in some it ends episodes early.
+            `mean_repeat`: some tasks need held noise, and in others it ends episodes early.
 
     Attributes:
-        num_calls: vector steps so far, which schedules go by.
-        steps_per_call: vector steps that a call counts as; as many as there are processes that explore alike,
-            so that a schedule takes as many env steps whatever their number.
+        num_calls: number of vector steps so far, which schedules depend on.
+        steps_per_call: number of vector steps that a call counts as. With the number of processes that
+            explore alike, a schedule takes the same number of env steps for any number of them.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ExplorationWrapper(ABC):
         self.action_space, self.num_envs, self.randomize_eps = action_space, num_envs, randomize_eps
         self.mean_repeat, self.randomize_repeat = mean_repeat, randomize_repeat and mean_repeat > 1.0
         self._is_held, self._held = np.zeros(num_envs, bool), _no_noise(action_space, num_envs)
-        self._goes_on, self._begin = np.zeros(num_envs, bool), np.zeros(num_envs)  # for `probability`
+        self._goes_on, self._begin = np.zeros(num_envs, bool), np.zeros(num_envs)  # used by `probability`
         self.num_calls, self.steps_per_call = 0, 1
         self._rng, self._episode_rng = (np.random.default_rng([seed, stream]) for stream in (0, 1))
         self._multipliers, self._repeats = np.ones(num_envs), np.full(num_envs, float(mean_repeat))
@@ -79,20 +79,20 @@ class ExplorationWrapper(ABC):
         """
 
     def current_eps(self, episode_timesteps: np.ndarray) -> np.ndarray:
-        """(N,) float, the noise level the next call would use."""
+        """The noise levels that the next call would use, (N,) float."""
         eps: np.ndarray = self._multipliers * self.noise_levels(episode_timesteps)
         return eps
 
     def add_exploration_noise(
         self, actions: np.ndarray, episode_timesteps: np.ndarray, allowed: np.ndarray | None = None
     ) -> np.ndarray:
-        """Noisy actions, same shape and dtype; counts one vector step.
+        """Add noise to actions, keeping shape and dtype; counts one vector step.
 
         Args:
             actions: (N,) or (N, K) int, or (N, A) float in [-1, 1].
             episode_timesteps: (N,) int, env steps since the episode began.
-            allowed: (N, A) bool, for discrete actions: random ones are drawn from where it is True (of
-                several factors, side by side; a factor without any allows all). None: from all.
+            allowed: (N, A) bool, for discrete actions: random ones are drawn where it is True (several
+                factors are side by side; if a factor has no allowed action, all are). None allows all.
         """
         if self._block_step == _BLOCK_STEPS:
             self._draw_block()
@@ -109,11 +109,11 @@ class ExplorationWrapper(ABC):
             return noisy.astype(actions.dtype, copy=False)
         if allowed is not None:
             goes_on &= _all_allowed(self._held, allowed, self.action_space)
-        # a share of eps of all actions is random, those at the begin of an episode, too
+        # This start probability makes a fraction eps of all actions random, even when an episode starts.
         begin = np.where(episode_timesteps == 0, eps, eps / (eps + self._repeats * (1.0 - eps)))
         noise = self._noise[step]
         if allowed is not None:
-            # below begin, the threshold over begin is one more uniform number
+            # thresholds below `begin`, divided by it, are again uniform in [0, 1)
             share = np.minimum(self._thresholds[step] / np.maximum(begin, 1e-12), 1.0 - 1e-12)
             noise = _allowed_choice(allowed, self.action_space, share)
         self._goes_on, self._begin = goes_on, begin
@@ -122,11 +122,11 @@ class ExplorationWrapper(ABC):
         return np.where(_like(self._is_held, actions), self._held, actions).astype(actions.dtype, copy=False)
 
     def probability(self, of_policy: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
-        """With which probability the last noisy actions were taken, (N,) float: 1 where a held one goes on.
+        """Probability of the last noisy actions, (N,) float: 1 where a held action continues.
 
         Args:
             of_policy: (N,) float, the policy's probabilities of these actions, which are discrete.
-            allowed: as they were drawn with.
+            allowed: the same as when they were drawn.
         """
         uniform = 1.0 / _num_choices(allowed, self.action_space)
         mixed = of_policy + self._begin * (uniform - of_policy)
@@ -134,7 +134,7 @@ class ExplorationWrapper(ABC):
         return found
 
     def _draw_block(self) -> None:
-        """Draw what the next _BLOCK_STEPS calls need: random actions and when to take them, or Gaussians."""
+        """Draw random numbers for _BLOCK_STEPS calls: actions and when to take them, or Gaussians."""
         self._rng_at_block, self._block_step = self._rng.bit_generator.state, 0
         shape = (_BLOCK_STEPS, self.num_envs)
         self._thresholds: np.ndarray | None = None
@@ -150,7 +150,7 @@ class ExplorationWrapper(ABC):
         self._ends = self._rng.random(shape) if self.mean_repeat > 1.0 else None
 
     def on_episode_end(self, ended: np.ndarray) -> None:
-        """Let go of what is held, and draw what is drawn per episode, where `ended` ((N,) bool) is True."""
+        """Release held noise, and redraw per-episode values, where `ended` ((N,) bool) is True."""
         self._is_held[ended] = False
         self._draw_for_episodes(ended)
 
@@ -163,7 +163,7 @@ class ExplorationWrapper(ABC):
             self._repeats[begins] = self.mean_repeat ** self._episode_rng.random(num_begun)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on exactly; plain JSON values."""
+        """The state for an exact continuation, as plain JSON values."""
         return {
             "num_calls": self.num_calls,
             "multipliers": self._multipliers.tolist(),
@@ -176,9 +176,9 @@ class ExplorationWrapper(ABC):
         }
 
     def load_schedule(self, state: dict[str, Any]) -> None:
-        """Restore the part of `state_dict` that is the same for any number of environments.
+        """Restore the part of `state_dict` that does not depend on the number of environments.
 
-        Override it along with `state_dict` where a schedule goes by more than `num_calls`.
+        Override it along with `state_dict` if a schedule depends on more than `num_calls`.
         """
         self.num_calls = int(state["num_calls"])
 
@@ -210,12 +210,12 @@ def _no_noise(action_space: PolicyActionSpace, num_envs: int) -> np.ndarray:
 
 
 def _like(is_chosen: np.ndarray, actions: np.ndarray) -> np.ndarray:
-    """(N,) bool in a shape that goes with actions (N,) or (N, K)."""
+    """Reshape (N,) bool to broadcast with actions (N,) or (N, K)."""
     return is_chosen if actions.ndim == 1 else is_chosen[:, None]
 
 
 def _all_allowed(actions: np.ndarray, allowed: np.ndarray, action_space: PolicyActionSpace) -> np.ndarray:
-    """(N,) bool, whether allowed (N, A) bool allows actions (N,) or (N, K) int in every factor."""
+    """Return (N,) bool, True if allowed (N, A) bool allows actions (N,) or (N, K) int in every factor."""
     nvec = getattr(action_space, "nvec", None)
     if nvec is None:
         return np.take_along_axis(allowed, actions[:, None], axis=1)[:, 0]
@@ -224,25 +224,25 @@ def _all_allowed(actions: np.ndarray, allowed: np.ndarray, action_space: PolicyA
 
 
 def _allowed_choice(allowed: np.ndarray, action_space: PolicyActionSpace, share: np.ndarray) -> np.ndarray:
-    """Allowed actions, (N,) or (N, K) int, uniform if share (N,) is uniform in [0, 1)."""
+    """Draw allowed actions, (N,) or (N, K) int, that are uniform if share (N,) is uniform in [0, 1)."""
     chosen = []
     for free in _free(allowed, action_space):
         count = free.sum(axis=1)
-        rank = (share * count).astype(np.int64)  # among the allowed ones
-        share = share * count - rank  # what is left of the uniform number
+        rank = (share * count).astype(np.int64)  # index among the allowed actions
+        share = share * count - rank  # the remainder is again uniform
         chosen.append((free.cumsum(axis=1) > rank[:, None]).argmax(axis=1))
     return chosen[0] if isinstance(action_space, spaces.Discrete) else np.stack(chosen, axis=1)
 
 
 def _free(allowed: np.ndarray, action_space: PolicyActionSpace) -> list[np.ndarray]:
-    """What may be drawn of each factor, (N, A) bool: what is allowed, or all of it if nothing is."""
+    """Choices to draw from for each factor, (N, A) bool: the allowed ones, or all if none is allowed."""
     nvec = getattr(action_space, "nvec", None)
     parts = [allowed] if nvec is None else np.split(allowed, np.cumsum(nvec)[:-1], axis=1)
     return [part | ~part.any(axis=1, keepdims=True) for part in parts]
 
 
 def _num_choices(allowed: np.ndarray | None, action_space: PolicyActionSpace) -> Any:
-    """How many actions are drawn from, (N,) or a number."""
+    """Number of actions to draw from, (N,) or a number."""
     if allowed is not None:
         return np.prod([free.sum(axis=1) for free in _free(allowed, action_space)], axis=0)
     if isinstance(action_space, spaces.MultiDiscrete):
@@ -272,16 +272,16 @@ def _anneal(start: float, end: float, progress: float) -> float:
 
 @gin.configurable(denylist=_CODE_SUPPLIED)
 class EpsilonGreedy(ExplorationWrapper):
-    """Noise level that falls linearly with the number of vector steps, then stays.
+    """Noise level that decreases linearly with the number of vector steps, then stays constant.
 
     Args:
         action_space: the policy's action space.
         num_envs: number of parallel environments.
-        seed: of the noise.
+        seed: seed of the noise.
         eps_start: noise level at the first vector step.
         eps_end: noise level after `steps_anneal` vector steps.
-        steps_anneal: in vector steps (one per call, all N environments together). An agent that stops trying
-            early never sees what pays.
+        steps_anneal: in vector steps (one per call, all N environments together). An agent that explores too
+            briefly may never see a reward.
         randomize_eps: see `ExplorationWrapper`.
         mean_repeat: see `ExplorationWrapper`.
         randomize_repeat: see `ExplorationWrapper`.
@@ -305,14 +305,14 @@ class EpsilonGreedy(ExplorationWrapper):
         self._levels = np.empty(num_envs)
 
     def noise_levels(self, episode_timesteps: np.ndarray) -> np.ndarray:
-        """The same level for all, eps_start + (eps_end - eps_start) * calls / steps_anneal, clamped."""
+        """The same level for all: eps_start + (eps_end - eps_start) * calls / steps_anneal, clamped."""
         self._levels.fill(_anneal(self.eps_start, self.eps_end, self.num_calls / self.steps_anneal))
         return self._levels
 
 
 @gin.configurable(denylist=_CODE_SUPPLIED)
 class BilevelEpsilonGreedy(ExplorationWrapper):
-    """Noise level that also changes within an episode, so that late timesteps of long ones are explored.
+    """Noise level that also changes within an episode, so that late timesteps of long episodes are explored.
 
     eps(h) = start + (end - start) * min(h / rollout_horizon, 1) ** curve, with `start` and `end` annealed
     over vector steps.
@@ -320,17 +320,17 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
     Args:
         action_space: the policy's action space.
         num_envs: number of parallel environments.
-        seed: of the noise.
-        rollout_horizon: env steps after which the level within an episode has reached its end.
-        eps_start_start: level at the episode's begin, at the first vector step.
-        eps_start_end: level at the episode's begin, after `steps_anneal` vector steps.
-        eps_end_start: level at the episode's end, at the first vector step.
-        eps_end_end: level at the episode's end, after `steps_anneal` vector steps.
+        seed: seed of the noise.
+        rollout_horizon: number of env steps after which the level within an episode reaches its end value.
+        eps_start_start: level at the start of an episode, at the first vector step.
+        eps_start_end: level at the start of an episode, after `steps_anneal` vector steps.
+        eps_end_start: level at the end of an episode, at the first vector step.
+        eps_end_end: level at the end of an episode, after `steps_anneal` vector steps.
         steps_anneal: in vector steps (one per call, all N environments together).
         randomize_eps: see `ExplorationWrapper`.
-        curve: above 1 keeps to the level of the begin for longer and moves to that of the end late.
-        eps_first: level at an episode's first timestep, for all time, where ways part that are long; None: as
-            for the others.
+        curve: values above 1 hold the start level for longer and move to the end level late.
+        eps_first: constant level at an episode's first timestep, for tasks in which the first action decides
+            a long course; None treats it like the other timesteps.
     """
 
     def __init__(
@@ -374,7 +374,7 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         self.eps_first = eps_first
 
     def noise_levels(self, episode_timesteps: np.ndarray) -> np.ndarray:
-        """Per environment, by how far its episode has come; see the class."""
+        """Level per environment, by the position in its episode; see the class."""
         progress = self.num_calls / self.steps_anneal
         start, end = _anneal(*self._start, progress), _anneal(*self._end, progress)
         share = np.clip(episode_timesteps / self.rollout_horizon, 0.0, 1.0) ** self.curve

@@ -10,7 +10,7 @@ import numpy as np
 
 
 def seed_generators(*seeds: int) -> None:
-    """Seed `random`, NumPy's global generator and, if this process has imported it, torch's."""
+    """Seed `random`, NumPy's global generator and, if it is imported in this process, torch's."""
     seed = int(np.random.SeedSequence(seeds).generate_state(1)[0])
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 - environments draw from the legacy global generator
@@ -27,7 +27,7 @@ def generators_state() -> dict[str, Any]:
 
 
 def set_generators_state(state: dict[str, Any]) -> None:
-    """Put back what `generators_state` returned."""
+    """Restore what `generators_state` returned."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])  # noqa: NPY002
     if "torch" in state and (torch := sys.modules.get("torch")) is not None:

@@ -1,8 +1,8 @@
-"""What gin configures, in worker processes that do not inherit gin's configuration.
+"""Transfer of gin's configuration to worker processes that do not inherit it.
 
-A forked worker has the configuration of its parent. Any other gets it as text, together with its
-environments, and keeps the part about configurables that it knows. What another process can import by its
-name is imported there; everything else is sent by value, also where gin has wrapped it.
+A forked worker has the configuration of its parent. Any other worker receives it as text, together with its
+environments, and keeps the bindings of configurables that it has imported. Objects that another process can
+import by name are imported there; all others are sent by value, even if gin wraps them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEPT = ("__dict__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__
 
 @dataclass(frozen=True)
 class GinCall:
-    """Calls `target` in a scope of gin (outermost first), wherever it is called."""
+    """Calls `target` in a fixed scope of gin (outermost first)."""
 
     target: Callable[..., Any]
     scope: tuple[str, ...]
@@ -38,13 +38,13 @@ class GinCall:
 
 
 def in_current_scope(target: Callable[..., Any]) -> Callable[..., Any]:
-    """A callable that does anywhere what `target` does in the current scope of gin."""
+    """Return a callable that always runs `target` in the current scope of gin."""
     scope = gin.current_scope()
     return GinCall(target, tuple(scope)) if scope else target
 
 
 def is_importable(thing: Any) -> bool:
-    """Whether another process that imports a module gets exactly this class or function by its name."""
+    """Return True if another process can import exactly this class or function by its module and name."""
     module = getattr(thing, "__module__", None)
     holder: Any = sys.modules.get(module) if isinstance(module, str) and module != "__main__" else None
     for part in getattr(thing, "__qualname__", "").split("."):
@@ -53,11 +53,11 @@ def is_importable(thing: Any) -> bool:
 
 
 def inside_gin(thing: Any) -> Any:
-    """What gin has wrapped, as in the reference `@scope/Name`; only gin's own wrappers are looked through."""
+    """The object inside a wrapper of gin, such as `@scope/Name`; wrappers of other packages are kept."""
     while not is_importable(thing):
         if isinstance(thing, type):
             call, inner = vars(type(thing)).get("__call__"), thing.__base__
-            if thing.__bases__ != (inner,) or type(inner) is type(thing):  # a subclass of somebody else's
+            if thing.__bases__ != (inner,) or type(inner) is type(thing):  # a subclass that gin did not make
                 return thing
         else:
             call, inner = thing, getattr(thing, "__wrapped__", None)
@@ -75,12 +75,12 @@ def _is_of_gin(function: Any) -> bool:
 
 
 def ship(thing: Any) -> bytes:
-    """Anything, lambdas and local classes included, with gin's configuration, for `unship` elsewhere.
+    """Serialise anything, including lambdas and local classes, with gin's configuration, for `unship`.
 
-    What the bindings of its configurables refer to is sent too. The imports of the configuration are left
-    out, because they would pull torch into workers.
+    Objects that the bindings of its configurables refer to are sent too. The configuration's imports are
+    omitted, because they would load torch in workers.
 
-    Raises: what pickle raises for things that cannot be sent, such as locks.
+    Raises: pickle's errors for objects that cannot be sent, such as locks.
     """
     lines = [line for line in gin.config_str().splitlines() if not line.startswith(("import ", "from "))]
     file = io.BytesIO()
@@ -96,23 +96,23 @@ def ship(thing: Any) -> bytes:
 
 
 def unship(data: bytes) -> tuple[Any, str]:
-    """Return what was given to `ship`, and the text of the configuration for `bind_known`."""
+    """Return the argument of `ship`, and the text of the configuration for `bind_known`."""
     unpickler = pickle.Unpickler(io.BytesIO(data))  # written by our own parent
     shipped: tuple[Any, str] = unpickler.load()
     with suppress(EOFError):
         while True:
-            unpickler.load()  # gin knows it then
+            unpickler.load()  # registers it with gin
     return shipped
 
 
 def bind_known(text: str) -> int:
-    """Bind what concerns configurables that this process has imported; returns how many have bindings."""
+    """Bind parameters of configurables that this process has imported; returns how many have bindings."""
     gin.parse_config(text, skip_unknown=True)
     return len(gin_config._CONFIG)
 
 
 def _references(keys: set[tuple[str, str]]) -> Iterator[Any]:
-    """References in the bindings of configurables, which are given as (scope, selector); "" for any scope."""
+    """Yield the references in the bindings of configurables (scope, selector); "" means any scope."""
     for (scope, selector), values in list(gin_config._CONFIG.items()):
         name = scope if selector == _MACRO else ""
         if (name, selector) in keys or (scope, selector) in keys:
@@ -120,10 +120,10 @@ def _references(keys: set[tuple[str, str]]) -> Iterator[Any]:
 
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-    """Pickles by value what cannot be imported, and keeps gin's own globals out of it.
+    """Pickles by value what cannot be imported, without gin's own globals.
 
     Attributes:
-        found: ("", selector) of each configurable in what was pickled, bases of classes included.
+        found: ("", selector) of each configurable in the pickled object, including bases of classes.
     """
 
     def __init__(self, file: io.BytesIO) -> None:
@@ -131,7 +131,7 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         self.found: set[tuple[str, str]] = set()
 
     def reducer_override(self, obj: Any) -> Any:
-        """See pickle. A function of gin's has gin's globals, its locks and bindings, where it arrives."""
+        """See pickle. A function of gin gets the receiver's globals of gin, with its locks and bindings."""
         if isinstance(obj, type | FunctionType):
             layers = obj.__mro__ if isinstance(obj, type) else [obj, inspect.unwrap(obj)]
             entries = map(gin_config._INVERSE_REGISTRY.get, layers)
@@ -150,7 +150,7 @@ def _function_of_gin(code: Any, num_cells: int) -> FunctionType:
 
 
 def _complete(function: FunctionType, state: tuple[list[Any], dict[str, Any], Any]) -> None:
-    """Fill in what may refer to the function itself, and let gin know what it configures."""
+    """Fill in parts that may refer to the function itself, and register it with gin."""
     cells, attributes, entry = state
     for cell, content in zip(function.__closure__ or (), cells, strict=True):
         cell.cell_contents = content

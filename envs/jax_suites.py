@@ -1,6 +1,6 @@
-"""Environments written in JAX, many at once: gymnax as `gymnax/NAME`, XLand-MiniGrid as `xminigrid/NAME`.
+"""Batches of environments in JAX: gymnax as `gymnax/NAME`, XLand-MiniGrid as `xminigrid/NAME`.
 
-Importing this module registers the names of whichever of the two packages is installed.
+Importing this module registers the names of those of the two packages that are installed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from gymnasium.vector.utils import batch_space
 class JaxVectorEnv(VectorEnv[Any, Any, Any], ABC):
     """A batch of one JAX environment, stepped as one compiled function.
 
-    Subclasses say what one environment does. The state of all rows can be stored, so runs resume exactly.
+    Subclasses define one environment. The state of all rows can be stored, so runs resume exactly.
 
     Args:
         name: id inside the package.
-        num_envs: rows.
-        **params: replace fields of the environment's parameters.
+        num_envs: number of rows.
+        **params: override fields of the environment's parameters.
     """
 
     package: ClassVar[str]
@@ -45,18 +45,18 @@ class JaxVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
     @abstractmethod
     def _spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-        """Of observations and actions of one environment."""
+        """Observation and action space of one environment."""
 
     @abstractmethod
     def _reset_one(self, key: Any) -> tuple[Any, Any]:
-        """Observation and state of a new episode."""
+        """Return observation and state of a new episode."""
 
     @abstractmethod
     def _step_one(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
-        """Observation, state, reward, terminated, truncated."""
+        """Return observation, state, reward, terminated and truncated."""
 
     def _step_and_begin_anew(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
-        """Also the first observation of a new episode where one ended, else once more that of the step."""
+        """Also return the first observation of the next episode if one ended, else the step's observation."""
         key_of_step, key_of_reset = self._jax.random.split(key)
         obs, state, reward, terminated, truncated = self._step_one(key_of_step, state, action)
         first, anew = self._reset_one(key_of_reset)
@@ -73,7 +73,7 @@ class JaxVectorEnv(VectorEnv[Any, Any, Any], ABC):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin new episodes in all rows; the seed is that of all of them."""
+        """Begin new episodes in all rows; a single seed serves all of them."""
         seed = seed[0] if isinstance(seed, list) else seed
         if seed is not None:
             self._random = self._jax.random.PRNGKey(seed)
@@ -81,7 +81,7 @@ class JaxVectorEnv(VectorEnv[Any, Any, Any], ABC):
         return self._as_numpy(obs), {}
 
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """One env step in all rows; where an episode ends, a new one begins at once."""
+        """Take one env step in all rows; if an episode ends, a new one begins at once."""
         obs, self._state, *rest = self._step_all(self._keys(), self._state, actions)
         final, rewards, terminated, truncated = (self._as_numpy(x) for x in rest)
         ended = terminated | truncated
@@ -92,12 +92,12 @@ class JaxVectorEnv(VectorEnv[Any, Any, Any], ABC):
         return self._jax.tree.map(np.asarray, tree)
 
     def get_state(self) -> dict[str, Any]:
-        """Arrays that `set_state` goes on from."""
+        """Return arrays for `set_state`."""
         leaves = self._jax.tree.leaves((self._random, self._state))
         return {str(i): np.asarray(leaf) for i, leaf in enumerate(leaves)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on where `get_state` was called."""
+        """Continue from the state that `get_state` returned."""
         like = (self._random, self._jax.eval_shape(self._reset_all, self._keys())[1])
         leaves = [self._jax.numpy.asarray(state[str(i)]) for i in range(len(state))]
         self._random, self._state = self._jax.tree.unflatten(self._jax.tree.structure(like), leaves)
@@ -124,7 +124,7 @@ class GymnaxVectorEnv(JaxVectorEnv):
 
 
 class XMiniGridVectorEnv(JaxVectorEnv):
-    """An environment of XLand-MiniGrid: observations (V, V, 2) uint8 are ids of tiles and colours."""
+    """An environment of XLand-MiniGrid; observations (V, V, 2) uint8 are ids of tiles and colours."""
 
     package = "xminigrid"
 

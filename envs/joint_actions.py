@@ -1,4 +1,4 @@
-"""Several choices at once as one choice among all of their combinations."""
+"""A wrapper that turns several simultaneous choices into one choice among all of their combinations."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..data.spaces import ActionMap
 
 
 class JointActions(gym.wrappers.TransformAction[Any, Any, Any]):
-    """A MultiDiscrete or MultiBinary action as one Discrete choice among its combinations.
+    """Presents a MultiDiscrete or MultiBinary action as one Discrete choice among its combinations.
 
-    A policy over factors cannot say "this place or that one, but not the row of the one with the column of
-    the other", and critics and memories of actions (`Agent.action_memory_type`) know every combination.
-    Combination i has the digits of i as its factors, the last one counting fastest.
+    A policy over independent factors cannot express "this place or that one, but not the row of the one with
+    the column of the other". Critics and memories of actions (`Agent.action_memory_type`) also see every
+    combination. The factors of combination i are the digits of i; the last one changes fastest.
 
     Args:
-        env: its action space is MultiDiscrete or MultiBinary.
+        env: an environment with a MultiDiscrete or MultiBinary action space.
     Raises: TypeError for another action space.
     """
 
@@ -40,7 +40,7 @@ class JointActions(gym.wrappers.TransformAction[Any, Any, Any]):
 
 
 def num_combinations(space: spaces.Space[Any]) -> int:
-    """How many actions a MultiDiscrete or MultiBinary space has, 0 for another that ActionMap takes."""
+    """Number of actions of a MultiDiscrete or MultiBinary space; 0 for others that ActionMap accepts."""
     nvec = _nvec(ActionMap(space))
     return math.prod(nvec) if nvec else 0
 

@@ -1,4 +1,4 @@
-"""Several episodes of one task as one long trial, for agents that learn within their memory."""
+"""Trials of several episodes of one task, for agents that learn within their memory."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
     """Joins `num_attempts` episodes ("attempts") of the same task into one episode, the trial.
 
     When an attempt ends inside the trial, by termination or by its time limit, the environment is reset and
-    the trial goes on: both flags stay False, the reward is that of the attempt's last step, and the
-    observation is the first of the next attempt. The last attempt's end, with its own flags, is the trial's.
-    Two observations are added (an observation that is not a Dict goes under "observation"):
+    the trial continues: both flags stay False, the reward is that of the attempt's last step, and the
+    observation is the first of the next attempt. The trial ends with the last attempt and has its flags. Two
+    observations are added (an observation that is not a Dict is stored under "observation"):
 
     - "is_first_timestep": Box (1,) float32, 1 at the first timestep of every attempt, else 0.
     - "attempt_index": Discrete(num_attempts), from zero.
 
-    `info["metric/return_attempt_<i>"]`, with i from zero, is the undiscounted return of an attempt, given
+    `info["metric/return_attempt_<i>"]`, with i from zero, is the undiscounted return of an attempt, reported
     when it ends; an attempt cut off by `max_trial_len` has none. `info["metric/success_attempt_<i>"]` is
-    `metric/success` of that attempt, if the environment gives it. `info["metric/attempts"]` is the number of
-    attempts that ended, given at the end of the trial.
+    `metric/success` of that attempt, if the environment reports it. `info["metric/attempts"]` is the number
+    of attempts that ended, reported at the end of the trial.
 
-    What makes attempts of a trial share a task: an environment that has the attribute `can_keep_task = True`
-    begins one more attempt at its task by `reset(options={"keep_task": True})`, and what else is random in it
-    goes on. For all others see `task_seed`.
+    Attempts of a trial share a task in one of two ways. An environment with the attribute `can_keep_task =
+    True` keeps its task on `reset(options={"keep_task": True})`, while its other randomness continues. For
+    all other environments, see `task_seed`.
 
     In gin: `KShotWrapper.env = @gym_env()` (or any other environment, called or not), then
     `Experiment.make_train_env = @KShotWrapper`.
@@ -51,11 +51,11 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
     Args:
         env: an environment, or anything that `resolve_env` takes: a recipe, an id, a callable.
         num_attempts: episodes per trial, k.
-        task_seed: True gives every reset of a trial the same seed, drawn anew for each trial (the seed of
-            `reset(seed=...)` for the first), for environments whose task follows from the seed; what else
-            is random in them repeats as well. False resets without a seed inside a trial, for environments
-            that keep their task until they are told another. The options of `reset` hold for the whole
-            trial in both cases.
+        task_seed: for environments without `can_keep_task`. True gives every reset of a trial the same seed,
+            drawn anew for each trial (the first uses the seed of `reset(seed=...)`), for environments in
+            which the seed decides the task; their other randomness repeats as well. False resets without a
+            seed inside a trial, for environments that keep their task until it is changed explicitly. In both
+            cases, the options of `reset` apply to the whole trial.
         max_trial_len: env steps after which a trial is truncated; None for no limit.
 
     Source: Duan et al. 2016, arXiv:1611.02779, section 2.2 (trials of several episodes).
@@ -92,7 +92,7 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begin a trial with a new task."""
         if seed is not None:
-            self._trial_seeds = np.random.default_rng([seed, 1])  # not the stream of the task itself
+            self._trial_seeds = np.random.default_rng([seed, 1])  # a different stream than that of the task
         elif self.task_seed:
             seed = int(self._trial_seeds.integers(2**31))
         self._seed, self._options = seed if self.task_seed else None, options
@@ -101,7 +101,7 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
         return self._extended(raw, is_first=True), info
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """One env step, and the next attempt's reset if an attempt ends inside the trial."""
+        """Take one env step, and the next attempt's reset if an attempt ends inside the trial."""
         raw, reward, terminated, truncated, info = step_result(self.env.step(action), self.env)
         reward = as_reward(reward)
         terminated, truncated = as_flag(terminated, "terminated"), as_flag(truncated, "truncated")
@@ -123,30 +123,30 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
         return self._extended(raw, is_first), reward, terminated, truncated, info
 
     def get_state(self) -> dict[str, Any]:
-        """Where the trial stands, its task's seed, and the state of the environment inside."""
+        """State of the trial, its task's seed, and the state of the inner environment."""
         own = {name: getattr(self, name) for name in _TRIAL}
         return {**own, "seeds": self._trial_seeds.bit_generator.state, "layers": chain_state(self.env)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Put back what `get_state` returned."""
+        """Restore what `get_state` returned."""
         for name in _TRIAL:
             setattr(self, name, state[name])
         self._trial_seeds.bit_generator.state = state["seeds"]
         set_chain_state(self.env, state["layers"])
 
     def missing_state(self) -> str | None:
-        """What is inside and cannot be stored; None if all can."""
+        """The inner part that cannot be stored; None if all can."""
         return missing_layer(self.env)
 
     def _next_attempt(self, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment, keeping its task: first observation, info of the ended attempt and of it."""
+        """Reset the environment with the same task: returns first observation, and info of both attempts."""
         self._attempt += 1
         self._return = 0.0
         raw, reset_info = self._begin(None if self._keeps_task else self._seed, self._keeps_task)
         return raw, {**reset_info, **info}
 
     def _begin(self, seed: int | None, keeps_task: bool = False) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment with a copy of the trial's options, from which it may take entries out."""
+        """Reset the environment with a copy of the trial's options, since it may remove entries."""
         options = None if self._options is None else dict(self._options)
         if keeps_task:
             options = {**(options or {}), KEEP_TASK: True}

@@ -1,4 +1,4 @@
-"""Partial observability: environments whose observation has lost some entries."""
+"""Partial observability: environments with some entries of the observation removed."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ def partial_env(
     kwargs: dict[str, Any] | None = None,
     env_name: str | None = None,
 ) -> EnvSpec:
-    """Recipe for a registered environment of which some entries of the observation are seen.
+    """Recipe for a registered environment that shows only some entries of its observation.
 
     CartPole without velocities is `partial_env.env_id = "CartPole-v1"` with `partial_env.keep = (0, 2)`.
 
     Args:
         env_id: see `gym_env`; its observations must be a Box of shape (O,).
-        keep: which of the O entries are seen, in this order.
+        keep: indices of the entries to show, in this order.
         kwargs: arguments for `gymnasium.make`.
         env_name: name for metrics and files; None takes the registered name without version.
-    Raises: ValueError when the environment is built, if its observations or `keep` are otherwise.
+    Raises: ValueError when the environment is built, if its observations or `keep` do not meet this.
     """
     recipe = {"base": EnvSpec(env_id, dict(kwargs or {})), "keep": tuple(keep)}
     return EnvSpec(_make_partial, recipe, env_name)
 
 
 class PartialObs(gym.ObservationWrapper[Any, Any, Any]):
-    """Some entries of a flat observation, (K,) of the inner environment's (O,); dtype and bounds stay.
+    """Selects entries of a flat observation, (K,) of the inner environment's (O,); keeps dtype and bounds.
 
     Args:
-        env: the environment to look at.
-        keep: K different entries, each from 0 to O - 1.
+        env: the inner environment.
+        keep: K different indices, each from 0 to O - 1.
     Raises: ValueError if the observation is not a Box of shape (O,), or `keep` does not fit it.
     """
 

@@ -1,6 +1,6 @@
-"""Values that environments return, checked and taken out, since an environment may reuse its objects later.
+"""Checks and copies of values that environments return, since an environment may reuse its objects later.
 
-Errors are `WrongValueError`, which a caller that knows the environment's name and row completes.
+Errors are `WrongValueError`. Callers that know the environment's name and row add them.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from ..data.spaces import as_numpy, not_finite, shown
 
 NUM_STEP_PARTS = 5
 METRIC_PREFIX = "metric/"
-"""Keys of `info` that begin so are special metrics: numbers reported under the rest of the key."""
+"""Prefix of special metrics in `info`: numbers that are reported under the rest of the key."""
 MAX_REWARD = float(np.finfo(np.float32).max)
 Metrics = list[tuple[int, str, Any]]
-"""Row of the environment, name, and a float or a list of floats."""
+"""Each entry holds the row of the environment, a name, and a float or a list of floats."""
 
 
 def reset_result(found: Any, env: gym.Env[Any, Any]) -> tuple[Any, dict[str, Any]]:
-    """`(observation, info)` that `env.reset` returned. Raises: TypeError if it is something else."""
+    """Check the `(observation, info)` returned by `env.reset`. Raises: TypeError for anything else."""
     if not isinstance(found, tuple) or len(found) != 2:  # noqa: PLR2004 - a pair
         raise wrong_result(env, "reset", _kind_of(found))
     return found[0], as_info(found[1])
 
 
 def step_result(found: Any, env: gym.Env[Any, Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-    """The five values that `env.step` returned. Raises: TypeError if it is something else."""
+    """Check the five values returned by `env.step`. Raises: TypeError for anything else."""
     if not isinstance(found, tuple | list) or len(found) != NUM_STEP_PARTS:
         raise wrong_result(env, "step", _kind_of(found))
     raw, reward, terminated, truncated, info = found
@@ -40,7 +40,7 @@ def step_result(found: Any, env: gym.Env[Any, Any]) -> tuple[Any, Any, Any, Any,
 
 
 def wrong_result(env: gym.Env[Any, Any], call: str, found: str) -> TypeError:
-    """The error for a `step` or `reset` that returned something else than its parts."""
+    """Make the error for a `step` or `reset` that returned something other than its parts."""
     expected = {
         "reset": "the pair (observation, info). Fix: return observation, {} from it.",
         "step": "observation, reward, terminated, truncated, info. Fix: return these five; `done` of old gym "
@@ -52,7 +52,7 @@ def wrong_result(env: gym.Env[Any, Any], call: str, found: str) -> TypeError:
 
 
 def is_unpacking(error: BaseException) -> bool:
-    """Whether a wrapper of gymnasium could not unpack what `step` or `reset` of the next one returned."""
+    """Return True if a gymnasium wrapper could not unpack the result of the next `step` or `reset`."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -65,7 +65,7 @@ def _kind_of(found: Any) -> str:
 
 
 def as_info(info: Any) -> dict[str, Any]:
-    """The info of a step or reset, which is a dict."""
+    """Check that the info of a step or reset is a dict."""
     if isinstance(info, Mapping):
         return info if isinstance(info, dict) else dict(info)
     raise WrongValueError(
@@ -74,7 +74,7 @@ def as_info(info: Any) -> dict[str, Any]:
 
 
 def as_reward(reward: Any, row: int | None = None) -> float:
-    """A reward as a float that float32 can hold, from a number or an array or tensor of a single one."""
+    """Convert a reward to a float that float32 can hold, from a number or a one-element array or tensor."""
     value = _one_number(reward)
     if value is None:
         raise WrongValueError(
@@ -82,13 +82,13 @@ def as_reward(reward: Any, row: int | None = None) -> float:
             "A reward is one real number. Fix: return float(reward) from its step.",
             row,
         )
-    if not abs(value) <= MAX_REWARD:  # NaN is not, either
+    if not abs(value) <= MAX_REWARD:  # this form also catches NaN
         raise not_finite("reward", value, row)
     return value
 
 
 def as_flag(flag: Any, name: str) -> bool:
-    """`terminated` or `truncated` as a bool, from a bool, 0 or 1, or an array or tensor of a single one."""
+    """Convert `terminated` or `truncated` to a bool from a bool, 0 or 1, or a one-element array or tensor."""
     if type(flag) is bool or type(flag) is np.bool_:
         return bool(flag)
     value = _one_number(flag)
@@ -100,7 +100,7 @@ def as_flag(flag: Any, name: str) -> bool:
 
 
 def as_rewards(rewards: Any, rows: np.ndarray | None) -> np.ndarray:
-    """Rewards of N environments, (N,) float64; 0 where `rows`, (N,) bool or None for all, is False."""
+    """Convert N environments' rewards to (N,) float64; 0 where `rows` ((N,) bool, None for all) is False."""
     array = _array(rewards)
     if array.dtype.kind not in "biuf" or array.ndim != 1:
         raise WrongValueError(
@@ -110,14 +110,14 @@ def as_rewards(rewards: Any, rows: np.ndarray | None) -> np.ndarray:
     found = array.astype(np.float64)
     if rows is not None:
         found[~rows] = 0.0
-    if not np.abs(found).max() <= MAX_REWARD:  # NaN is not, either
+    if not np.abs(found).max() <= MAX_REWARD:  # this form also catches NaN
         row = int(np.argmin(np.abs(found) <= MAX_REWARD))
         as_reward(found[row], row)
     return found
 
 
 def as_flags(flags: Any, name: str, rows: np.ndarray | None) -> np.ndarray:
-    """`terminated` or `truncated` of N environments, (N,) bool; False where `rows` is False."""
+    """Convert `terminated` or `truncated` of N environments to (N,) bool; False where `rows` is False."""
     array = _array(flags)
     judged = array if rows is None or array.ndim != 1 else array[rows]
     if array.ndim != 1 or (array.dtype != bool and not np.isin(judged, (0, 1)).all()):
@@ -129,7 +129,7 @@ def as_flags(flags: Any, name: str, rows: np.ndarray | None) -> np.ndarray:
 
 
 def _array(value: Any) -> np.ndarray:
-    """The value as an array, which is one object for lists of different lengths."""
+    """The value as an array; lists of different lengths become one object."""
     try:
         return as_numpy(value)
     except ValueError:
@@ -137,7 +137,7 @@ def _array(value: Any) -> np.ndarray:
 
 
 def _one_number(value: Any) -> float | None:
-    """The only number in a value; None if it is none, or has several."""
+    """The only number in a value; None if it has no number or several."""
     if not isinstance(value, int | float | np.integer | np.floating | np.bool_):
         array = _array(value)
         if array.size != 1 or array.dtype.kind not in "biuf":
@@ -145,25 +145,25 @@ def _one_number(value: Any) -> float | None:
         value = array.item()
     try:
         return float(value)
-    except OverflowError:  # an int of several hundred digits
+    except OverflowError:  # the int has several hundred digits
         return math.inf if value > 0 else -math.inf
 
 
 def merged(metrics: Metrics, others: Metrics) -> Metrics:
-    """Metrics of a step, and those others that it has not reported itself: an episode's end counts first."""
+    """Merge metrics; those of a step take precedence over others, so that an episode's end counts first."""
     reported = {(row, name) for row, name, _ in metrics}
     return metrics + [metric for metric in others if metric[:2] not in reported]
 
 
 def collect_metrics(info: Mapping[str, Any], row: int, metrics: Metrics) -> None:
-    """Add the special metrics of one environment's info."""
+    """Append the special metrics of one environment's info to `metrics`."""
     for key, value in info.items():
         if isinstance(key, str) and key.startswith(METRIC_PREFIX):
             metrics.append((row, key[len(METRIC_PREFIX) :], as_metric(value, key, row)))
 
 
 def as_metric(value: Any, key: str, row: int) -> float | list[float]:
-    """A special metric as a float, or as a list for an array of numbers."""
+    """Convert a special metric to a float, or to a list for an array of numbers."""
     if type(value) is float:
         return value
     array = _array(value)
@@ -179,9 +179,9 @@ def as_metric(value: Any, key: str, row: int) -> float | list[float]:
 
 
 def copied(value: Any, copies: dict[int, Any] | None = None) -> Any:
-    """A copy of nested dicts, lists, tuples and arrays; other objects are left as they are.
+    """Copy nested dicts, lists, tuples and arrays; other objects are returned unchanged.
 
-    copies: those made so far, by the id of what they are of, since values may contain themselves.
+    copies: the copies made so far, by the id of the original, since values may contain themselves.
     """
     copies = {} if copies is None else copies
     if id(value) in copies:
@@ -200,7 +200,7 @@ def copied(value: Any, copies: dict[int, Any] | None = None) -> Any:
 
 
 def check_env(env: gym.Env[Any, Any]) -> None:
-    """Raise TypeError for an environment without spaces, or of old gym, whose reset takes no seed."""
+    """Raise TypeError for an environment without spaces, or of old gym, whose reset does not take a seed."""
     for name in ("observation_space", "action_space"):
         check_space(env, name)
     parameters = inspect.signature(env.unwrapped.reset).parameters
@@ -214,7 +214,7 @@ def check_env(env: gym.Env[Any, Any]) -> None:
 
 
 def check_space(env: Any, name: str) -> None:
-    """Raise TypeError unless the attribute `name` of an environment is a space of gymnasium."""
+    """Raise TypeError unless the attribute `name` of an environment is a gymnasium space."""
     space = getattr(env, name, None)
     if not isinstance(space, gym.Space):
         found = "has no" if space is None else f"has {shown(space)} as"

@@ -1,4 +1,4 @@
-"""Any gymnasium environment in the one form the rest of the library knows."""
+"""A wrapper that brings any gymnasium environment into the library's form."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class SequenceEnv(gym.Wrapper[Any, Any, Any, Any]):
     """A single environment with dict observations and a normalised action space.
 
     observation_space: Dict of arrays (see `ObsLayout`); action_space: see `ActionMap`, such as Box(-1, 1,
-    (A,)). Everything returned is the caller's own: later calls of the environment leave it alone.
+    (A,)). The caller owns all returned values: later calls of the environment do not change them.
 
     Args:
         env: the environment to wrap.
         env_name: name for metrics and file names. None takes the inner environment's own `env_name` attribute
-            (asked again for every episode), else its registered name, else its class name.
+            (read again for every episode), or its registered name, or its class name.
     """
 
     def __init__(self, env: gym.Env[Any, Any], env_name: str | None = None) -> None:
@@ -68,7 +68,7 @@ class SequenceEnv(gym.Wrapper[Any, Any, Any, Any]):
             raise error.completed(f"The environment {self.env_name} returned") from None
 
     def step(self, action: Any) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
-        """One env step with an action of this wrapper's `action_space`."""
+        """Take one env step with an action from this wrapper's `action_space`."""
         env_action = self.action_map.to_env(np.asarray(action)[None])[0]
         try:
             raw, reward, terminated, truncated, info = step_result(self.env.step(env_action), self.env)

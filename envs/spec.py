@@ -1,4 +1,4 @@
-"""Recipes for environments: plain data that can cross into a worker process and is built there."""
+"""Recipes for environments: plain data that can be sent to a worker process and built there."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ _PACKAGES = {
     "gymnax/": ("gymnax", "jax"),
     "xminigrid/": ("xminigrid", "jax"),
 }
-"""Which package has the ids that begin so, and its extra; the package is imported when one is named."""
+"""Package and extra by prefix of environment ids; the package is imported when such an id is used."""
 _REGISTERING = {"envpool": ".envpool_suite", "gymnax": ".jax_suites", "xminigrid": ".jax_suites"}
-"""Modules of ours that register ids of packages that do not; all of these environments are batches."""
+"""Our modules that register ids for packages that do not; all of these environments are batches."""
 
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """Recipe for one environment; `build()` runs where the environment will live.
+    """Recipe for one environment; `build()` is called in the process that uses the environment.
 
     Attributes:
         target: a gymnasium id, `module:id`, `module:Class`, or a callable that returns an environment.
         kwargs: plain keyword arguments for it.
-        env_name: fixed name for metrics and files; None lets the environment say.
-        vocabulary: the words of text observations, which become numbers by it, the same in every process and
-            in policy files; None leaves texts as they are.
-        joint_actions: MultiDiscrete and MultiBinary actions of at most so many combinations become one
-            Discrete choice among these, see JointActions; 0 leaves them as they are, and batches do.
-        missions: the same as `vocabulary` for the missions of MiniGrid and BabyAI, where there are any; None
-            leaves these as they are, too.
+        env_name: fixed name for metrics and files; None takes the environment's own.
+        vocabulary: the words by which text observations become numbers, equal in every process and in policy
+            files; None leaves texts unchanged.
+        joint_actions: MultiDiscrete and MultiBinary actions with at most this many combinations become one
+            Discrete choice among them, see JointActions; 0 leaves them unchanged, as do vector environments.
+        missions: like `vocabulary`, for the missions of MiniGrid and BabyAI, if there are any; None leaves
+            them unchanged.
     """
 
     target: Callable[..., Any] | str
@@ -62,11 +62,11 @@ class EnvSpec:
     missions: Tokens | None = field(default_factory=lambda: Tokens(MINIGRID_WORDS), repr=False)
 
     def __str__(self) -> str:
-        """A name for errors: the one for metrics, the id, or that of the class or function."""
+        """A name for errors: the one for metrics, the id, or the name of the class or function."""
         return self.env_name or str(getattr(self.target, "__qualname__", self.target))
 
     def build(self) -> SequenceEnv:
-        """A new environment in the library's form. Errors of the environment's constructor pass through."""
+        """Build a new environment in the library's form. Errors of its constructor are not caught."""
         made = self._make()
         name = self.env_name or (made.env_name if isinstance(made, EnvSpec) else None)
         made = self._completed(made)
@@ -75,7 +75,7 @@ class EnvSpec:
         return made if type(made) is SequenceEnv else SequenceEnv(made, name)
 
     def build_raw(self) -> Any:
-        """What the target itself returns, not yet in the library's form; its texts have the vocabulary."""
+        """Build the target itself, not yet in the library's form, with the vocabulary for its texts."""
         return self._completed(self._make())
 
     def _make(self) -> Any:
@@ -84,7 +84,7 @@ class EnvSpec:
         return _make_registered(target, kwargs) if isinstance(target, str) else target(**kwargs)
 
     def _completed(self, made: Any) -> Any:
-        """What the target made; if that is a recipe, its environment; with texts and actions as asked for."""
+        """Complete the target's result: build it if it is a recipe, and convert texts and actions."""
         if is_recipe := isinstance(made, EnvSpec):
             made = made.build_raw()
         if not isinstance(made, gym.Env):
@@ -92,7 +92,7 @@ class EnvSpec:
         check_env(made)
         if self.joint_actions and 0 < num_combinations(made.action_space) <= self.joint_actions:
             made = JointActions(made)
-        if is_recipe and self.vocabulary is None:  # the inner recipe has decided on its missions
+        if is_recipe and self.vocabulary is None:  # the inner recipe already decided on the missions
             return made
         space = self.numbered(made.observation_space)
         if space is made.observation_space:
@@ -100,16 +100,16 @@ class EnvSpec:
         return gym.wrappers.TransformObservation(made, _unchanged, space)
 
     def numbered(self, space: gym.Space[Any]) -> gym.Space[Any]:
-        """An observation space with `Tokens` for its texts; the same object if nothing is to be replaced.
+        """An observation space with `Tokens` for its texts; the same object if it has no texts to replace.
 
-        Raises: ValueError for a vocabulary without texts.
+        Raises: ValueError for a vocabulary if the space has no texts.
         """
         if self.vocabulary is not None:
             return with_tokens(space, self.vocabulary)
         return space if self.missions is None else with_mission_tokens(space, self.missions)
 
     def build_vector(self, num_envs: int) -> Any:
-        """A vector environment: `gymnasium.make_vec` for an id, else whatever the target returns.
+        """Build a vector environment: `gymnasium.make_vec` for an id, otherwise the target's result.
 
         Args:
             num_envs: number of rows for `make_vec`, unless the recipe's arguments name one.
@@ -124,9 +124,9 @@ class EnvSpec:
 
 
 def build_all(specs: Iterable[EnvSpec], made: list[SequenceEnv] | None = None) -> list[SequenceEnv]:
-    """The environments of these recipes; if one cannot be built, those before it are closed.
+    """Build the environments of these recipes; if one fails, those already built are closed.
 
-    made: where they are put as they are built.
+    made: receives the environments as they are built.
     """
     made = [] if made is None else made
     try:
@@ -149,7 +149,7 @@ def _no_env_text(target: str, made: Any) -> str:
 
 
 def _unchanged(obs: Any) -> Any:
-    """Strings stay strings until `ObsLayout` reads them; their space says how."""
+    """Return strings unchanged; `ObsLayout` converts them with their space."""
     return obs
 
 
@@ -166,14 +166,14 @@ def gym_env(
 
     Args:
         env_id: e.g. "CartPole-v1" or "popgym-RepeatPreviousEasy-v0"; "module:id" imports the module first,
-            and "module:Class" takes a class or function of it where no such id is registered.
+            and "module:Class" takes a class or function of the module if no such id is registered.
         kwargs: arguments for `gymnasium.make`.
         env_name: name for metrics and files; None takes the registered name without version.
-        vocabulary: words of text observations, or "minigrid" for those of MiniGrid and BabyAI. "auto" is that
-            for their missions, and leaves other texts as they are; None leaves all as they are.
+        vocabulary: words of text observations, or "minigrid" for the words of MiniGrid and BabyAI. "auto"
+            uses those for their missions, and leaves other texts unchanged; None leaves all texts unchanged.
         max_tokens: longest text, in words.
-        joint_actions: MultiDiscrete and MultiBinary actions of at most so many combinations become one
-            Discrete choice among these, see JointActions; 0 leaves them as they are, and batches do.
+        joint_actions: MultiDiscrete and MultiBinary actions with at most this many combinations become one
+            Discrete choice among them, see JointActions; 0 leaves them unchanged, as do vector environments.
     """
     if not isinstance(env_id, str):
         raise TypeError(
@@ -197,15 +197,15 @@ def gym_env(
 
 
 def resolve_env(make_env: EnvSpec | str | Callable[..., Any]) -> EnvSpec:
-    """Turn what a user names as an environment into a recipe that can cross into a worker process.
+    """Convert a user's environment to a recipe that can be sent to a worker process.
 
-    What gin binds is looked up where the environment is built, in the scope of this call.
+    gin's bindings are looked up where the environment is built, in the scope of this call.
 
     Args:
-        make_env: a recipe (returned as it is), a gymnasium id, a gin-configurable class or function, or any
+        make_env: a recipe (returned unchanged), a gymnasium id, a gin-configurable class or function, or any
             callable without required arguments that returns an environment.
 
-    Raises: TypeError for anything else, an environment instance in particular.
+    Raises: TypeError for anything else, such as an environment instance.
     """
     if isinstance(make_env, EnvSpec):
         return make_env
@@ -237,7 +237,7 @@ def _named(target: Callable[..., Any] | str) -> Callable[..., Any] | str:
 
 
 def _imported(module: str, env_id: str) -> Any:
-    """The module of `module:id`. Raises: ModuleNotFoundError that says where it was looked for."""
+    """Import the module of `module:id`. Raises: ModuleNotFoundError with the places that were searched."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -261,7 +261,7 @@ def _make_registered(env_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
 
 
 def _registered_name(env_id: str) -> str:
-    """The id without its module, which is imported; ValueError unless it is registered then."""
+    """Import an id's module and return the id without it; raises ValueError unless it is then registered."""
     module, _, name = env_id.rpartition(":")
     if module:
         _imported(module, env_id)
@@ -277,22 +277,22 @@ def _registered_name(env_id: str) -> str:
 
 
 def registered(specs: Iterable[EnvSpec]) -> dict[str, Any]:
-    """What this process has registered under the ids of these recipes, which another may know otherwise."""
+    """This process's registrations for the ids of these recipes, which may differ in other processes."""
     names = [spec.target.rpartition(":")[2] for spec in specs if isinstance(spec.target, str)]
     return {name: gym.registry[name] for name in names if name in gym.registry}
 
 
 def register_as(specs: Iterable[EnvSpec], known: Mapping[str, Any]) -> None:
-    """Register under the ids of these recipes what `registered` found in another process."""
+    """Register the results of `registered` in another process under the ids of these recipes."""
     for spec in specs:
         if isinstance(spec.target, str):
-            with contextlib.suppress(ValueError):  # only `known` has it
-                _registered_name(spec.target)  # what its module registers comes first
+            with contextlib.suppress(ValueError):  # ignore ids that only `known` has
+                _registered_name(spec.target)  # the id's module registers its own ids first
     gym.registry.update(known)
 
 
 def import_package(package: str, extra: str, env_id: str) -> Any:
-    """The package that an environment needs. Raises: ModuleNotFoundError that names its extra."""
+    """Import the package that an environment needs. Raises: ModuleNotFoundError that names its extra."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:

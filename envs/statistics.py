@@ -13,7 +13,7 @@ import numpy as np
 from .returned import METRIC_PREFIX
 
 logger = logging.getLogger("loxodon")
-_OWN = ("return", "return_p20", "episode_length", "episodes", "env_steps")  # each alone and as <figure>/<env>
+_OWN = ("return", "return_p20", "episode_length", "episodes", "env_steps")  # also logged as <figure>/<env>
 
 
 def _join(prefix: str, name: str) -> str:
@@ -25,7 +25,7 @@ def _mean_of_means(groups: Mapping[str, Sequence[float]]) -> float:
 
 
 def _figures(returns: Sequence[float], lengths: Sequence[int]) -> dict[str, float]:
-    """The figures of `_OWN` over some episodes."""
+    """The metrics in `_OWN` over some episodes."""
     values = (np.mean(returns), np.percentile(returns, 20), np.mean(lengths), len(returns), np.sum(lengths))
     return {name: float(value) for name, value in zip(_OWN, values, strict=True)}
 
@@ -33,7 +33,8 @@ def _figures(returns: Sequence[float], lengths: Sequence[int]) -> dict[str, floa
 class ReturnHistory:
     """Undiscounted returns and lengths of the episodes that ended since the last `clear`.
 
-    It holds those of all envs, and iterating gives just itself: AMAGO has a list with a history of each env.
+    It covers all envs. Iterating yields only the object itself, because AMAGO has a list with one history per
+    env.
 
     Args:
         num_envs: number N of parallel environments. Running episodes survive `clear`.
@@ -50,12 +51,12 @@ class ReturnHistory:
 
     @property
     def data(self) -> dict[str, list[float]]:
-        """Returns by environment name, AMAGO's name for them."""
+        """Returns by environment name, under AMAGO's attribute name."""
         return self.returns
 
     @property
     def num_episodes(self) -> int:
-        """Episodes finished since the last `clear`."""
+        """Number of episodes finished since the last `clear`."""
         return sum(map(len, self.returns.values()))
 
     def add_step(
@@ -66,15 +67,14 @@ class ReturnHistory:
         ignored: np.ndarray | None = None,
         counted: np.ndarray | None = None,
     ) -> None:
-        """Account for one vector step.
+        """Add one vector step.
 
         Args:
             rewards: (N,) float.
             ended: (N,) bool, True where the episode terminated or was truncated with this step.
-            env_names: N names as they were *before* the step (afterwards an ended row has the next
-            episode's).
+            env_names: N names from *before* the step (afterwards, an ended row has the next episode's name).
             ignored: (N,) bool, True in rows that took no env step (`infos["_ignore"]`); None for none.
-            counted: (N,) bool, True where an episode that ends is kept; None for everywhere.
+            counted: (N,) bool, True where an episode is kept when it ends; None for all.
         """
         if ignored is None:
             self._running_returns += rewards
@@ -94,8 +94,8 @@ class ReturnHistory:
         """Metrics under `prefix`; empty when no episode ended.
 
         `return`, `episode_length`: mean over the environment names of their means; `return_p20`: 20th
-        percentile over all episodes; `episodes`: their number; `env_steps`: their steps. Each of these is
-        there as `<figure>/<env>`, too, of the episodes of one environment name.
+        percentile over all episodes; `episodes`: their number; `env_steps`: their steps. Each also appears as
+        `<figure>/<env>`, over the episodes of one environment name.
         """
         if not self.num_episodes:
             return {}
@@ -108,7 +108,7 @@ class ReturnHistory:
         return {_join(prefix, name): x for name, x in figures.items()}
 
     def clear(self) -> None:
-        """Forget the finished episodes; the running ones go on."""
+        """Forget the finished episodes; running ones continue."""
         self.returns.clear()
         self.lengths.clear()
 
@@ -117,7 +117,7 @@ class ReturnHistory:
         return {"returns": self._running_returns.copy(), "lengths": self._running_lengths.copy()}
 
     def set_running(self, running: dict[str, np.ndarray]) -> None:
-        """Put back what `running` returned."""
+        """Restore what `running` returned."""
         self._running_returns[:], self._running_lengths[:] = running["returns"], running["lengths"]
 
     def restart(self) -> None:
@@ -129,7 +129,7 @@ class ReturnHistory:
 
 @cache
 def _warn_of_name(metric: str) -> None:
-    """Say once that a metric is logged under another name than its own."""
+    """Warn once that a metric is logged under a changed name."""
     logger.warning(
         "Environments report info['%s%s'], but other figures are called so; it is logged as val/metric/%s "
         "(and collect/, test/). Fix: give the metric another name.",
@@ -141,7 +141,7 @@ def _warn_of_name(metric: str) -> None:
 
 @cache
 def _warn_not_finite(env_name: str, metric: str) -> None:
-    """Say once that values of a metric would spoil its mean."""
+    """Warn once about values that would make a metric's mean NaN or infinite."""
     logger.warning(
         "The environment %s reports NaN or infinity as info['%s%s'], which is left out of the mean. Fix: "
         "leave the key out where there is no value.",
@@ -152,17 +152,18 @@ def _warn_not_finite(env_name: str, metric: str) -> None:
 
 
 class SpecialMetricHistory:
-    """Numbers that environments report through `info["metric/<name>"]`; iterates as ReturnHistory does."""
+    """Numbers that environments report through `info["metric/<name>"]`; iterates like ReturnHistory."""
 
     def __init__(self) -> None:
-        self.values: dict[str, dict[str, list[float]]] = defaultdict(partial(defaultdict, list))  # picklable
+        # A form that can be pickled.
+        self.values: dict[str, dict[str, list[float]]] = defaultdict(partial(defaultdict, list))
 
     def __iter__(self) -> Iterator[SpecialMetricHistory]:
         return iter([self])
 
     @property
     def data(self) -> dict[str, dict[str, list[float]]]:
-        """Numbers by environment name and metric, as AMAGO has them."""
+        """Numbers by environment name and metric, as in AMAGO."""
         data: dict[str, dict[str, list[float]]] = {}
         for metric, groups in self.values.items():
             for name, numbers in groups.items():
@@ -170,24 +171,24 @@ class SpecialMetricHistory:
         return data
 
     def add(self, env_name: str, metric: str, value: Any) -> None:
-        """Store a number, or every element of a list or array of numbers; those that are finite."""
+        """Store a number, or every element of a list or array; values that are not finite are skipped."""
         numbers = np.asarray(value, np.float64).reshape(-1)
         if not np.isfinite(numbers).all():
             _warn_not_finite(env_name, metric)
         self.values[metric][env_name].extend(numbers[np.isfinite(numbers)].tolist())
 
     def add_step(self, metrics: Iterable[tuple[int, str, Any]], env_names: Sequence[str]) -> None:
-        """Store `infos["metrics"]` of one vector step; `env_names` as they were before the step."""
+        """Store `infos["metrics"]` of one vector step; `env_names` are those from before the step."""
         for row, metric, value in metrics:
             self.add(env_names[row], metric, value)
 
     def named(self, taken: Collection[str] = ()) -> dict[str, dict[str, list[float]]]:
-        """Numbers by the name they are logged under and environment name, without empty ones.
+        """Numbers by logged name and environment name; empty entries are omitted.
 
-        The name is `<metric>`. Where another figure has that name, or begins with its first part, it is
-        `metric/<metric>`, and a warning says so once.
+        The name is `<metric>`. If another figure has that name, or begins with its first part, the name is
+        `metric/<metric>`, and a warning is logged once.
 
-        taken: names of other figures, besides those of `ReturnHistory.summary`.
+        taken: names of other figures, in addition to those of `ReturnHistory.summary`.
         """
         others = {*_OWN, "metric", *(name.partition("/")[0] for name in taken)}
         found: dict[str, dict[str, list[float]]] = {}
@@ -200,7 +201,7 @@ class SpecialMetricHistory:
         return found
 
     def summary(self, prefix: str, taken: Collection[str] = ()) -> dict[str, float]:
-        """`<name>`: mean over environment names of their means; `<name>/<env>`: of one. May be empty.
+        """`<name>`: mean over environment names of their means; `<name>/<env>`: mean of one. May be empty.
 
         The names are those of `named`.
         """
@@ -224,23 +225,23 @@ class Histories(NamedTuple):
 
     @classmethod
     def create(cls, num_envs: int) -> Histories:
-        """Empty statistics of `num_envs` envs."""
+        """Make empty statistics of `num_envs` envs."""
         return cls(ReturnHistory(num_envs), SpecialMetricHistory())
 
     def share(self, num_envs: int) -> Histories:
-        """Statistics of `num_envs` other envs whose finished episodes count here too."""
+        """Make statistics of `num_envs` other envs, with shared records of finished episodes."""
         part = ReturnHistory(num_envs)
         part.returns, part.lengths = self.returns.returns, self.returns.lengths
         return Histories(part, self.specials)
 
     def summary(self, prefix: str, taken: Collection[str] = ()) -> dict[str, float]:
-        """Figures of the finished episodes; empty when none has finished.
+        """Metrics of the finished episodes; empty if none has finished.
 
-        taken: names of others under `prefix`, which no metric of an environment gets.
+        taken: other names under `prefix`, which metrics of environments must not use.
         """
         return {**self.returns.summary(prefix), **self.specials.summary(prefix, taken)}
 
     def clear(self) -> None:
-        """Forget the finished episodes; running ones go on."""
+        """Forget the finished episodes; running ones continue."""
         self.returns.clear()
         self.specials.clear()

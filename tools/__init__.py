@@ -1,6 +1,6 @@
-"""What people type: the command `loxodon` and everything behind it.
+"""The command-line tools: the command `loxodon` and its subcommands.
 
-`main` and `arguments` import nothing heavy, so that --help and completion answer at once.
+`main` and `arguments` have no heavy imports, so --help and completion respond at once.
 """
 
 if __name__ == "tools":

@@ -1,4 +1,4 @@
-"""The command `loxodon` where it is not on the path: python -m loxodon.tools run --config tmaze."""
+"""The command `loxodon`, also without installation: python -m loxodon.tools run --config tmaze."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Arguments of the commands that need torch; mistakes in them are found before torch is imported."""
+"""Arguments of the commands that need torch; mistakes are reported before torch is imported."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from ..gin_configs.start import (
 USAGE_ERROR = 2
 DEVICES = ("cpu", "cuda", "mps")
 _OF_POLICY = "best|latest|epoch:N"
-PARALLEL_WITH_ENV = 8  # environments of `loxodon evaluate --env`, unless --parallel is given
+PARALLEL_WITH_ENV = 8  # environments of `loxodon evaluate --env` without --parallel
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors begin with `config error: command line:` and say how to fix them."""
+    """An argument parser with errors that begin with `config error: command line:` and end with a fix."""
 
-    takes_settings = False  # Name.param=value
+    takes_settings = False  # True if Name.param=value is accepted
 
     def error(self, message: str) -> NoReturn:
-        """Write the message with its advice, and end the process."""
+        """Print an error with its fix, and end the process."""
         hint = f"Fix: {self.prog} --help lists the options."
         if message.startswith("unrecognized arguments: "):
             options = [option for action in self._actions for option in action.option_strings]
@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
         self.stop(f"command line: {message}" if "Fix:" in message else f"command line: {message}. {hint}")
 
     def stop(self, message: str) -> NoReturn:
-        """Write a message that says where the mistake is, and end the process."""
+        """Print an error and end the process; the text says where the mistake is."""
         sys.stderr.write(f"config error: {message}\n")
         raise SystemExit(USAGE_ERROR)
 
@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def program_name() -> str:
-    """What to write before the words of a command for the user: what this process was started with."""
+    """The beginning of commands in messages to the user: the program that this process was started with."""
     script = Path(sys.argv[0])
     if script.suffix != ".py":  # `loxodon` itself, or a run of --seeds that it started
         return "loxodon run"
@@ -70,16 +70,16 @@ def program_name() -> str:
 
 
 def parse_run(words: Sequence[str]) -> argparse.Namespace:
-    """The options of these words; ends the process if they are wrong.
+    """Parse the options of `loxodon run`; ends the process if they are wrong.
 
-    Returns: a namespace with `configs`, which are names and paths in order or the GinText of --env, and with
-    `overrides`, which are `Name.param=value`.
+    Returns: a namespace; `configs` holds names and paths in order, or the GinText of --env; `overrides` holds
+        `Name.param=value` words.
     """
     parser = _run_parser(program_name())
     args = parser.parse_intermixed_args(words)
     names = [*args.config, *(word for word in args.words if "=" not in word)]
     args.overrides = [word for word in args.words if "=" in word]
-    # In the order in which they were typed: argparse has options first.
+    # Restore the order in which they were typed, since argparse puts options first.
     order = {
         name: i
         for i, word in reversed([*enumerate(words)])
@@ -102,7 +102,7 @@ def parse_run(words: Sequence[str]) -> argparse.Namespace:
 
 def _seed_problem(words: Sequence[str]) -> str | None:
     """Describe a seed that the command line sets twice, since one of the two would be ignored; else None."""
-    names = {"--seed": 2, "--seeds": 2, "Experiment.seed": 1}  # how many words it takes, if `=` joins none
+    names = {"--seed": 2, "--seeds": 2, "Experiment.seed": 1}  # number of words, if `=` does not join them
     found = [
         " ".join(words[i : i + names[name]]) if name == word else word
         for i, word in enumerate(words)
@@ -121,7 +121,7 @@ def _not_a_config(name: str) -> str:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """`0:5` is 0, 1, 2, 3, 4; `1,4` is 1 and 4. Raises: ArgumentTypeError for anything else."""
+    """Parse seeds: `0:5` is 0, 1, 2, 3, 4; `1,4` is 1 and 4. Raises: ArgumentTypeError for anything else."""
     if found := re.fullmatch(r"(\d+):(\d+)", text):
         seeds = list(range(int(found[1]), int(found[2])))
     else:
@@ -175,7 +175,7 @@ def _run_parser(prog: str) -> Parser:
 
 
 def _check_start(parser: Parser, args: argparse.Namespace) -> None:
-    """What --env, --agent and --encoder need, and the config that they stand for."""
+    """Check --env, --agent and --encoder, and make the config that they imply."""
     if args.env is None:
         for name in ("agent", "encoder"):
             if getattr(args, name) is not None:
@@ -229,7 +229,7 @@ def _check_combinations(parser: Parser, args: argparse.Namespace) -> None:
 
 
 def parse_status(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of `loxodon status`; ends the process if they are wrong."""
+    """Parse the options of `loxodon status`; ends the process if they are wrong."""
     parser = Parser(
         prog="loxodon status",
         description="Who works on a run, how fast, and what there is of it.",
@@ -245,7 +245,7 @@ def parse_status(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _check_exists(run: Path) -> None:
-    """End the process if there is no file or folder of this name."""
+    """End the process unless the file or folder exists."""
     if not run.expanduser().exists():
         broken = f"is a link to {run.readlink()}, which does not exist" if run.is_symlink() else ""
         advice = "Fix: give the folder of a run, <ckpt_base_dir>/<run_name>."
@@ -257,9 +257,9 @@ def _check_exists(run: Path) -> None:
 
 
 def parse_evaluate(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of `loxodon evaluate`; ends the process if they are wrong.
+    """Parse the options of `loxodon evaluate`; ends the process if they are wrong.
 
-    Returns: a namespace; `context` has a number of timesteps per entry, or None for all of them.
+    Returns: a namespace; `context` holds numbers of timesteps, or None for all timesteps.
     """
     parser = Parser(
         prog="loxodon evaluate",
@@ -296,7 +296,7 @@ def parse_evaluate(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _sizes(text: str) -> list[int | None]:
-    """`1,16,full` as [1, 16, None]."""
+    """Parse a list of sizes: `1,16,full` is [1, 16, None]."""
     if not re.fullmatch(r"([1-9]\d*|full)(,([1-9]\d*|full))*", text):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a list such as 1,16,full. Fix: write whole numbers above 0, or full."
@@ -305,7 +305,7 @@ def _sizes(text: str) -> list[int | None]:
 
 
 def parse_export(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of `loxodon export`; ends the process if they are wrong."""
+    """Parse the options of `loxodon export`; ends the process if they are wrong."""
     parser = Parser(
         prog="loxodon export",
         description="Write a policy of a run, its configuration and a model card into a folder.",
@@ -326,7 +326,7 @@ def parse_export(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def parse_report(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of `loxodon report`; ends the process if they are wrong."""
+    """Parse the options of `loxodon report`; ends the process if they are wrong."""
     parser = Parser(
         prog="loxodon report",
         description="Write one HTML page (and its figures as PNG files) about runs; it works offline.",
@@ -348,7 +348,7 @@ def parse_report(words: Sequence[str] | None = None) -> argparse.Namespace:
 def parse_sweep(
     words: Sequence[str] | None = None,
 ) -> tuple[argparse.Namespace, argparse.Namespace, list[str]]:
-    """The options of `loxodon sweep`, those of its runs, and the words of the latter.
+    """Parse the options of `loxodon sweep`; returns them, the options of its runs, and the runs' words.
 
     Ends the process if any of them is wrong.
     """

@@ -1,4 +1,4 @@
-"""The device that `--device` asks for: chosen before the first Experiment, and checked after it."""
+"""The device of `--device`, chosen before the first Experiment and checked after it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..experiment.config import ConfigError
 
 
 def choose_device(name: str | None) -> None:
-    """Make Accelerate take this device, here and in child processes; None takes the default.
+    """Make Accelerate use this device, here and in child processes; None keeps the default.
 
-    Raises: ConfigError if PyTorch finds no such device here.
+    Raises: ConfigError if PyTorch does not find the device here.
     """
     if name is None:
         return
@@ -27,7 +27,7 @@ def choose_device(name: str | None) -> None:
 
 
 def check_device(found: torch.device, name: str | None) -> None:
-    """Raise ConfigError if the agent is elsewhere: Accelerate chooses a device once per process."""
+    """Raise ConfigError if the agent is on another device: Accelerate chooses it once per process."""
     if name is not None and found.type != name:
         raise ConfigError(
             f"command line: --device is {name}, but this process has been set up for {found}, by an earlier "

@@ -1,4 +1,4 @@
-"""`--check`: build the whole experiment in a temporary folder, try all of it, train nothing."""
+"""`--check`: build the whole experiment in a temporary folder and try all its parts without training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..experiment.settings import FEW_STEPS, fields_with, is_on_policy, keep_in_
 def dry_run(config: LoadedConfig) -> str:
     """Build, collect and evaluate a few steps, compute the losses of one batch; returns a report.
 
-    Everything is written to a temporary folder that is removed. gin's configuration is changed for that, so
+    Everything is written to a temporary folder that is then removed. This changes gin's configuration, so
     load it again before a real run.
     """
     with tempfile.TemporaryDirectory(prefix="loxodon-check-") as folder:
@@ -30,7 +30,7 @@ def dry_run(config: LoadedConfig) -> str:
         for name in ("Artifacts.store", "WarmStart.source"):
             gin.bind_parameter(name, None)
         exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
-        if not is_on_policy(exp.agent_type):  # whose sequences and minibatches need a whole rollout
+        if not is_on_policy(exp.agent_type):  # on-policy sequences and minibatches need a whole rollout
             exp.train_timesteps_per_epoch = FEW_STEPS
         keep_in_own_folder(exp.dataset)
         try:

@@ -1,4 +1,4 @@
-"""`loxodon evaluate RUN`: how good a trained policy is, in any environment, with all or part of its past."""
+"""`loxodon evaluate RUN`: evaluates a trained policy in any environment, with full or limited memory."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ from .report.estimates import mean, with_interval
 from .report.runs import EVALUATION_FORMAT, EVALUATIONS
 from .run import exit_status, say
 
-VIDEOS = "videos"  # folder of a run
-_MOST_STEPS = 1_000_000  # limit per environment; its episodes may never end
+VIDEOS = "videos"  # subfolder of a run
+_MOST_STEPS = 1_000_000  # limit per environment, since its episodes may never end
 _VIDEO_EPISODES = 3
-_PLAIN_WIDTH = 300  # of the table where it goes to no terminal
+_PLAIN_WIDTH = 300  # width of the table if the output is not a terminal
 _WEIGHTS = re.compile(r"policy_epoch_(\d+)\.safetensors")
-_ATTEMPT = re.compile(r"(.+)_attempt_(\d+)")  # of metrics, see KShotWrapper
+_ATTEMPT = re.compile(r"(.+)_attempt_(\d+)")  # metrics of single attempts, see KShotWrapper
 
 
 class Policy(NamedTuple):
-    """Which policy is meant. run_dir: of the run that it is from; None for a file that lies elsewhere."""
+    """The policy to evaluate. run_dir: folder of its run; None for a file outside of runs."""
 
     run_dir: Path | None
     name: str
@@ -62,7 +62,7 @@ class Policy(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """Environments that are yet to be made; the fields are the arguments of `make_envs`."""
+    """Environments to be made; the fields are the arguments of `make_envs`."""
 
     make_env: Any
     num_envs: int
@@ -70,13 +70,13 @@ class Recipe(NamedTuple):
     context: str | None = None
 
     def make(self, seed: int) -> Any:
-        """Make them. seed: of what their constructors draw from global generators."""
+        """Make the environments. seed: seeds the global generators, from which constructors may draw."""
         with isolated_rng(seed):
             return make_envs(*self[:3], context=self.context, seed=seed)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Play, print a table, write the results; returns the exit status."""
+    """Play episodes, print a table, write the results; returns the exit status."""
     args = parse_evaluate(argv)
     return exit_status(lambda: _evaluate(args))
 
@@ -103,7 +103,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     report = {
         "format": EVALUATION_FORMAT,
         "run": (found.run_dir or found.file).resolve().name,
-        "env": args.env or ", ".join(["val", *args.set]),  # a changed one is another one
+        "env": args.env or ", ".join(["val", *args.set]),  # a modified environment counts as another one
         "policy": found.name,
         "epoch": policy.info.epoch,
         "sampled": args.sampled,
@@ -127,15 +127,15 @@ def _evaluate(args: argparse.Namespace) -> int:
     return 0
 
 
-# ---- what is played with, and in ----
+# ---- policy and environments ----
 
 
 def find_policy(place: Path, which: str | None = None) -> Policy:
-    """The policy that `best`, `latest` or `epoch:N` of a run means (None: the first of these that is there).
+    """Find the policy `best`, `latest` or `epoch:N` of a run; None takes the first of these that exists.
 
     place: the run's folder, or a policy file.
 
-    Raises: FileNotFoundError if there is none; ValueError for another word.
+    Raises: FileNotFoundError if it does not exist; ValueError for another word.
     """
     place = place.expanduser()
     if place.is_file():
@@ -164,11 +164,11 @@ def find_policy(place: Path, which: str | None = None) -> Policy:
 
 
 def _recipe(args: argparse.Namespace, run_dir: Path | None) -> Recipe:
-    """The environments to play in; without --env those of the run, whose configuration gin holds then."""
+    """The environments to play in; without --env those of the run, whose configuration gin then holds."""
     if args.env is not None:
         return Recipe(args.env, args.parallel or PARALLEL_WITH_ENV, "sync")
     store = CheckpointManager(run_dir or Path(), "")
-    # What environments in other processes read is only in the first.
+    # Only the first file has the settings that environments in other processes read.
     texts = [path for path in (store.requested_path, store.config_path) if run_dir and path.is_file()]
     versions = {} if run_dir is None else json_object(store.versions_path)
     search_in(*(folder for folder in versions.get("import_path", ()) if Path(folder).is_dir()), Path.cwd())
@@ -184,9 +184,9 @@ def _recipe(args: argparse.Namespace, run_dir: Path | None) -> Recipe:
     changes = [(text, f"--set {text}") for text in args.set]
     if args.parallel is not None:
         changes.append((f"Experiment.parallel_actors={args.parallel}", f"--parallel {args.parallel}"))
-    # Another version may have recorded settings that agents do not have here. No environment reads them.
+    # Another version may have recorded settings that agents no longer have. Environments do not read them.
     load_config([str(path) for path in texts], changes, is_ignored=is_gone)
-    # In place of what may be large, or not on this machine.
+    # Replace parts that may be large, or missing on this machine.
     for name, value in {"dataset": DiskTrajDataset(), "callbacks": (), "mixed_precision": "no"}.items():
         gin.bind_parameter(f"Experiment.{name}", value)
     with explained():
@@ -209,11 +209,11 @@ def _recipe_of(written: Any, num_envs: int | None, texts: Sequence[Path]) -> Rec
 
 
 def cut_memory(agent: BaseAgent, size: int) -> None:
-    """Let an agent act on its last `size` timesteps alone, the newest included.
+    """Limit an agent's memory to its last `size` timesteps, including the current one.
 
-    At each timestep, all that it remembers is what it would remember if it had begun with the first of these.
+    At each timestep, its memory is what it would be if the episode had begun `size` - 1 timesteps before.
 
-    Raises: ValueError for an agent whose hidden state is of its own making.
+    Raises: ValueError for an agent with a custom hidden state.
     """
     if type(agent).init_hidden_state is not BaseAgent.init_hidden_state:
         raise ValueError(
@@ -226,8 +226,8 @@ def cut_memory(agent: BaseAgent, size: int) -> None:
 
 
 def _cut_encoder(encoder: TrajEncoder, size: int) -> None:
-    """Encode the last timesteps anew each time, as a sequence without history, as in training."""
-    whole = copy.copy(encoder)  # of the same weights, and with its own methods
+    """Encode the last timesteps from scratch at every step, as a sequence without history, as in training."""
+    whole = copy.copy(encoder)  # a copy with the same weights and the original methods
 
     def forward(
         seq: Tensor, time_idxs: Tensor, hidden_state: Any, resets: Tensor | None = None
@@ -242,15 +242,15 @@ def _cut_encoder(encoder: TrajEncoder, size: int) -> None:
     vars(encoder).update(
         forward=forward,
         init_hidden_state=lambda num_envs, device: None,
-        reset_hidden_state=lambda hidden_state, ended: hidden_state,  # timestep 0 says it
+        reset_hidden_state=lambda hidden_state, ended: hidden_state,  # timestep 0 marks the reset
     )
 
 
 def _cut_action_memory(memory: ActionMemory, size: int) -> None:
-    """Add up the last timesteps anew each time.
+    """Sum the last timesteps from scratch at every step.
 
-    What is kept between steps is (N, T, E + A), embedded timesteps and previous actions: zeros, which an
-    ended episode leaves, add nothing.
+    The state between steps is (N, T, E + A), embedded timesteps and previous actions. An ended episode leaves
+    zeros, which do not change the sum.
     """
     whole = copy.copy(memory)
 
@@ -266,7 +266,7 @@ def _cut_action_memory(memory: ActionMemory, size: int) -> None:
 
 
 def play(policy: LoadedPolicy, envs: Any, episodes: int, seed: int) -> Histories:
-    """Statistics of so many new episodes, shared equally by `envs`; the same ones for the same seed."""
+    """Play `episodes` new episodes, divided equally among `envs`; the same seed gives the same episodes."""
     evaluator = Evaluator(policy.device, policy.sample)
     with isolated_rng(seed):
         return evaluator.play(policy.agent, envs, _MOST_STEPS, episodes=episodes, limit=_MOST_STEPS)[1]
@@ -281,7 +281,7 @@ def _record(policy: LoadedPolicy, recipe: Recipe, folder: Path, name: str, seed:
 
 
 def _recorded(spec: EnvSpec, folder: str, name: str) -> Any:
-    """The environment, with each episode of it as a film in `folder`."""
+    """The environment, with a video of each episode in `folder`."""
     if isinstance(spec.target, str):
         spec = dataclasses.replace(spec, kwargs={"render_mode": "rgb_array", **spec.kwargs})
     env = spec.build_raw()
@@ -290,7 +290,7 @@ def _recorded(spec: EnvSpec, folder: str, name: str) -> Any:
             f"{env} has no 'rgb_array' among its metadata['render_modes'], so there is nothing to record. "
             "Fix: leave out --video, or let the environment draw itself."
         )
-    if env.render_mode != "rgb_array":  # of environments of one's own, which look at it when they draw
+    if env.render_mode != "rgb_array":  # a user's environment may read it when it renders
         env.unwrapped.render_mode = "rgb_array"
     return gym.wrappers.RecordVideo(
         env,
@@ -301,11 +301,11 @@ def _recorded(spec: EnvSpec, folder: str, name: str) -> Any:
     )
 
 
-# ---- what came out ----
+# ---- results ----
 
 
 def results_of(histories: Histories, context: int | None) -> list[dict[str, Any]]:
-    """JSON values of each task, one number per episode; `attempts` has those of each attempt of a trial."""
+    """JSON values of each task, one number per episode; `attempts` holds those of each attempt of a trial."""
     results = []
     named = histories.specials.named()
     for task, returns in histories.returns.returns.items():
@@ -320,7 +320,7 @@ def results_of(histories: Histories, context: int | None) -> list[dict[str, Any]
 
 
 def print_table(results: Sequence[dict[str, Any]]) -> None:
-    """Means and intervals, context by context and task by task; what is given per attempt in one row."""
+    """Print means and intervals for each context and task; values per attempt share one row."""
     table = Table(
         "memory", "task", "figure", "mean", "95 % interval", "episodes", box=None, padding=(0, 2, 0, 0)
     )

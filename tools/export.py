@@ -1,4 +1,4 @@
-"""`loxodon export RUN -o DIR`: a folder to share: the policy, its configuration and a model card."""
+"""`loxodon export RUN -o DIR`: a folder to share, with the policy, its configuration and a model card."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from .report.estimates import mean, with_interval
 from .report.runs import EVALUATIONS, Result, read_evaluations, read_versions
 from .run import exit_status, say
 
-_FILE, _CONFIG, _FILM = "policy.safetensors", "config.gin", "replay.mp4"  # the hub shows the last one
+_FILE, _CONFIG, _FILM = "policy.safetensors", "config.gin", "replay.mp4"  # the Hub shows the video
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the folder, and upload it if that is asked for; returns the exit status."""
+    """Write the folder, and upload it if requested; returns the exit status."""
     args = parse_export(argv)
     return exit_status(lambda: _export(args))
 
@@ -53,16 +53,16 @@ def _export(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.output} is not a folder. Fix: choose another one with -o.")
     card = _card(run_dir, found, args, _FILM in sources)
     for name, source in sources.items():
-        with atomic_write(args.output / name) as temp:  # replaces a link that is there
+        with atomic_write(args.output / name) as temp:  # replaces an existing link
             shutil.copyfile(source, temp)
     write_text(args.output / "README.md", card)
     say(f"exported  {args.output}")
     if hub is not None:
-        check_tree(args.output)  # all of it is uploaded, earlier files of the user's included
+        check_tree(args.output)  # everything in the folder is uploaded, including earlier files of the user
         try:
             hub.create_repo(args.push, exist_ok=True)
             say(f"uploaded  {hub.upload_folder(repo_id=args.push, folder_path=args.output)}")
-        except Exception as error:  # whatever its client raises: no login, no network, no such user
+        except Exception as error:  # any error of its client: no login, no network, no such user
             raise RuntimeError(
                 f"{args.output} is complete, but could not be uploaded to {args.push}: {error}. "
                 "Fix: log in with `hf auth login`, check the name, and give the command again."
@@ -71,7 +71,7 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _hub() -> Any:
-    """The client of the Hub, logged in as whatever `hf auth login` says."""
+    """The client of the Hub, with the login of `hf auth login`."""
     try:
         from huggingface_hub import HfApi
     except ImportError as error:
@@ -88,9 +88,9 @@ def _card(run_dir: Path, policy: Policy, args: argparse.Namespace, has_film: boo
     info = read_info(policy.file)
     run = curves_if_readable(run_dir)
     tasks = sorted(name.split("/", 2)[2] for name in run if name.startswith("val/return/"))
-    # A checkpoint's policy is evaluated when the next epoch begins, others in the epoch that saves them.
+    # A checkpoint's policy is evaluated at the start of the next epoch, others in the epoch that saves them.
     curves = _of_epoch(run, info.epoch + policy.name.startswith(("epoch:", "policy_epoch_")))
-    # Other policies of the run, earlier ones of the same name included, say nothing about this one.
+    # Results of other policies of the run do not apply, not even those of earlier ones with the same name.
     played = [
         one
         for results in read_evaluations(run_dir, [])
@@ -146,7 +146,7 @@ def _training(run_dir: Path) -> Iterator[str]:
 
 
 def _of_epoch(curves: Curves, epoch: int) -> Curves:
-    """Points of one epoch alone, which are those of the policy that was saved in it."""
+    """Keep only the points of one epoch, which belong to the policy that was saved in it."""
     steps = {point[ENV_STEPS] for point in curves.get("epoch", ()) if point["value"] == epoch}
     kept = {name: [one for one in points if one[ENV_STEPS] in steps] for name, points in curves.items()}
     return {name: points for name, points in kept.items() if points}
@@ -155,7 +155,7 @@ def _of_epoch(curves: Curves, epoch: int) -> Curves:
 def _front_matter(
     name: str, tasks: Sequence[str], licence: str, curves: Curves, played: Sequence[Result]
 ) -> Iterator[str]:
-    """What the Hub reads; JSON is YAML, too."""
+    """The metadata that the Hub reads; JSON is valid YAML."""
     last = {task: points[-1]["value"] for task in tasks if (points := curves.get(f"val/return/{task}"))}
     rewards = {task: f"{value:.2f}" for task, value in last.items()}
     for one in (one for one in played if one.context is None):

@@ -3,7 +3,7 @@
   local  processes on this machine; the same as examples/run.py --actors N
   slurm  one job for the learner and an array of jobs for the actors, through submitit
   ray    the learner here, the actors on a Ray cluster
-All machines see the run folder (Experiment.ckpt_base_dir) and the working directory at the same paths.
+All machines must see the run folder (Experiment.ckpt_base_dir) and the working directory at the same paths.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .arguments import parse_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run; returns the exit status."""
+    """Launch the processes; returns the exit status."""
     args, words = parser().parse_known_args(argv)
     words = [*words, "--actors", str(args.actors)]
     try:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of this command; others are passed on."""
+    """Make the parser of this command's own options; others are passed to the run."""
     made = argparse.ArgumentParser(
         prog="python -m loxodon.tools.launch",
         description="Start a learner and its actors. Other arguments are those of examples/run.py.",
@@ -81,14 +81,14 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _submit(args: argparse.Namespace, words: list[str]) -> int:
-    """Submit the jobs and say how to watch and end them."""
+    """Submit the jobs, and print how to watch and end them."""
     parsed = parse_run(words)
     try:
         config = load_config(parsed.configs, run.overrides(parsed))
     except ConfigError as error:
         sys.stderr.write(f"config error: {error}\n")
         return CONFIG_ERROR
-    gin.bind_parameter("Experiment.mixed_precision", "no")  # this machine may have no GPU; the job decides
+    gin.bind_parameter("Experiment.mixed_precision", "no")  # this machine may lack a GPU; the job decides
     exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built yet
     exp.keep_pace_of_preset(is_chosen=config.is_set_by_user("Experiment.replay_ratio"))
     common = {"timeout_min": args.slurm_minutes, **dict(args.slurm_set)}

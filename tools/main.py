@@ -1,4 +1,4 @@
-"""The command `loxodon`: which of its words calls what. Nothing is imported before it is needed."""
+"""The command `loxodon` with its subcommands. Modules are imported only when they are needed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COMMANDS = {
     "sweep": ("loxodon.tools.sweep:main", "search for good settings"),
     "export": ("loxodon.tools.export:main", "a folder to share: policy, configuration, model card"),
 }
-"""Module and function by command, and what it does in a line."""
+"""Module, function and a one-line description of each command."""
 _PARSERS: dict[str, Callable[[Sequence[str]], object]] = {
     "run": parse_run,
     "evaluate": parse_evaluate,
@@ -50,7 +50,7 @@ _PARSERS: dict[str, Callable[[Sequence[str]], object]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the words ask for; returns the exit status. Words that name no command are those of `run`."""
+    """Run a command; returns the exit status. If the words do not name a command, they belong to `run`."""
     words = list(sys.argv[1:] if argv is None else argv)
     name = words[0] if words else "--help"
     try:
@@ -63,9 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             name, words = "run", ["run", *words]
         if name in COMMANDS:
             if name in _PARSERS:
-                _PARSERS[name](words[1:])  # a mistake is found before anything large is imported
+                _PARSERS[name](words[1:])  # find mistakes before large imports
             return _function(name)(words[1:])
-    except KeyboardInterrupt:  # imports take a second or two
+    except KeyboardInterrupt:  # the user may interrupt during imports, which take a second or two
         return INTERRUPTED
     meant = did_you_mean(name, COMMANDS)
     sys.stderr.write(f"error: unknown command {name!r}.{meant} Fix: loxodon --help lists them all.\n")
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run() -> int:
-    """`loxodon run` with the words of this script, which is what starts processes of the same run."""
+    """Run `loxodon run` with this script's words. Processes of the same run are started in the same way."""
     try:
         parse_run(sys.argv[1:])
         return _function("run")(None)
@@ -132,7 +132,7 @@ def _print_completion(words: Sequence[str]) -> int:
 
 
 def _options(name: str) -> list[str]:
-    """What the help of a command names, which is the one place that has all of it."""
+    """The options in the help of a command, which lists all of them."""
     with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
         _function(name)(["--help"])
     return sorted(set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text.getvalue())))

@@ -1,7 +1,7 @@
-"""What the figures in a run's logs mean; the page docs/metrics.md is made from here.
+"""The meaning of the metrics in a run's logs; docs/metrics.md is made from this module.
 
 python -m loxodon.tools.metrics                    # the page
-python -m loxodon.tools.metrics ppo/kl q           # these figures, wherever they occur
+python -m loxodon.tools.metrics ppo/kl q           # these metrics, in all places
 """
 
 from __future__ import annotations
@@ -192,18 +192,19 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 def describe(name: str) -> str | None:
-    """What a logged figure means, e.g. "train-update/q/0.9"; None for an unknown one."""
+    """The meaning of a logged metric, e.g. "train-update/q/0.9"; None for an unknown one."""
     group, _, figure = name.partition("/")
     group = "pretrain" if group == "pretrain-update" else group
     _, known = METRICS.get(group, ("", {}))
-    for pattern in sorted(known, key=lambda one: ("<" in one, one.startswith("<"))):  # names in full first
+    # Names without placeholders first.
+    for pattern in sorted(known, key=lambda one: ("<" in one, one.startswith("<"))):
         if re.fullmatch(re.sub(r"<[a-z]+>", "[^/]+", pattern), figure):
             return known[pattern]
     return None
 
 
 def page() -> str:
-    """All figures in Markdown."""
+    """Format all metrics as Markdown."""
     lines = [
         "# Figures in the logs",
         "",
@@ -219,12 +220,12 @@ def page() -> str:
 
 
 def main() -> None:
-    """Print the page, or what some figures mean."""
+    """Print the page, or the meaning of some metrics."""
     if not (names := sys.argv[1:]):
         sys.stdout.write(page())
     for name in names:
         places = [name] if "/" in name and describe(name) else [f"{group}/{name}" for group in METRICS]
-        # Any name may be one that an environment reports; that says nothing of it.
+        # An environment may report any name, so a match with that pattern means nothing.
         found = [(place, about) for place in places if (about := describe(place)) and "<metric>" not in about]
         lines = [f"{place}: {about}\n" for place, about in found] or [f"{name}: no figure of this name\n"]
         sys.stdout.writelines(lines)

@@ -1,9 +1,9 @@
-"""One command on a Ray cluster, as srun runs one on Slurm's: `--through` puts these words before a run's.
+"""Run one command on a Ray cluster, like srun on Slurm; `--through` puts these words before a run's command.
 
     python -m loxodon.tools.on_ray --cpus 2 -- python examples/run.py --config tmaze
 
-It waits for the command and ends with its exit status; what the command prints, Ray brings here. SIGTERM and
-SIGINT are handed on, so that a run saves a checkpoint first.
+It waits for the command and ends with its exit status. Ray forwards the command's output. SIGTERM and SIGINT
+are forwarded to the command, so that a run saves a checkpoint first.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _POLL_S = 0.25
 
 
 class RemoteCommand:
-    """A Ray actor that starts the command on the machine where Ray has placed it.
+    """A Ray actor that starts the command on the machine that Ray chose.
 
-    If Ray ends it, as when nobody waits for the command any more, a run notices and saves a checkpoint.
+    If Ray ends this actor, for example because its owner has ended, a run notices and saves a checkpoint.
     """
 
     def __init__(self, command: Sequence[str], folder: str) -> None:
@@ -39,7 +39,7 @@ class RemoteCommand:
         )
 
     def wait(self) -> int | None:
-        """Wait up to a quarter of a second; returns the exit status, negative for a signal, or None."""
+        """Wait up to a quarter of a second; returns the exit status (negative for a signal), or None."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_POLL_S)
         return self._process.poll()
@@ -50,7 +50,7 @@ class RemoteCommand:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that the arguments name; returns its exit status, 128 + n if signal n has ended it."""
+    """Run the command in the arguments; returns its exit status, or 128 + n if signal n ended it."""
     parser = argparse.ArgumentParser(prog="python -m loxodon.tools.on_ray", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--address", default="auto", help="of the cluster (auto: the one of this machine)")
@@ -68,7 +68,7 @@ def _run(command: Sequence[str], address: str, **resources: float) -> int:
     ray = connect_ray(address)
     found = ray.remote(RemoteCommand).options(**resources).remote(command, str(Path.cwd()))
     status: int | None = None
-    give_up_s = math.inf  # until the cluster has resources for it, it cannot answer
+    give_up_s = math.inf  # the command cannot answer until the cluster has resources for it
     with StopRequest() as stop:
         answer, terminated = found.wait.remote(), None
         while status is None:

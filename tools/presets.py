@@ -23,11 +23,11 @@ from ..gin_configs.presets import (
     text_of,
 )
 
-_NARROWEST = 40  # columns that texts are wrapped to
+_NARROWEST = 40  # minimum number of columns for wrapped text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """List the presets, or print one; returns the exit status, 2 for a name that is none."""
+    """List the presets, or print one; returns the exit status, 2 for an unknown name."""
     parser = argparse.ArgumentParser(
         prog="loxodon presets", description="What can be run as it is, and what that reached."
     )
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.json:
             sys.stdout.write(f"{json.dumps([asdict(one) for one in presets])}\n")
         else:
-            with contextlib.suppress(BrokenPipeError):  # `| head` has seen enough
+            with contextlib.suppress(BrokenPipeError):  # a reader such as `head` closed the pipe
                 _print_wrapped(presets)
     elif args.name not in preset_names():
         meant = did_you_mean(args.name, preset_names())
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _details(name: str) -> str:
-    """A gin text: what a preset is, how to run it and what it reached as comments, then its settings."""
+    """Format a preset as gin text: purpose, usage and results as comments, then its settings."""
     preset, root = about(name), preset_root()
     is_runnable = name in runnable_names()
     facts = {
@@ -80,7 +80,7 @@ def _details(name: str) -> str:
 
 
 def _print_wrapped(presets: Sequence[Preset]) -> None:
-    """Lines that fit the terminal."""
+    """Print one entry per preset, wrapped to the terminal's width."""
     indent = max(len(one.name) for one in presets) + 2
     width = max(shutil.get_terminal_size().columns, _NARROWEST) - indent
     for one in presets:

@@ -1,4 +1,4 @@
-"""Everything that a gin file can set, by signatures and docstrings.
+"""The reference of all gin settings, made from signatures and docstrings.
 
 `python -m loxodon.tools.reference` prints the page docs/reference.md.
 """
@@ -26,12 +26,12 @@ _FOLDERS = {
     "envs": "Environments and exploration",
     "data": "Datasets and relabelling",
 }
-_OF_CODE = ("Attributes:", "Raises:", "Returns:", "Source:", "Shapes:")  # sections without settings
-_PARTS = (Experiment, agents, data, envs, nets)  # imported, so that gin knows what is in them
+_OF_CODE = ("Attributes:", "Raises:", "Returns:", "Source:", "Shapes:")  # sections that describe no settings
+_PARTS = (Experiment, agents, data, envs, nets)  # importing these registers their configurables with gin
 
 
 def documented() -> dict[str, list[Configurable]]:
-    """The library's configurables by folder, in order of their names; nothing of users."""
+    """The library's configurables by folder, sorted by name; users' own are not included."""
     known = [one for one in all_known() if one.wrapped.__module__.startswith("loxodon.")]
     known.sort(key=lambda one: str(one.entry.name).lower())
     return {top: [one for one in known if one.wrapped.__module__.split(".")[1] == top] for top in _FOLDERS}
@@ -41,7 +41,7 @@ def settings(one: Configurable) -> dict[str, tuple[str, str]]:
     """Default and meaning of each parameter that gin may set, as Markdown."""
     found = {name: p for name, p in one.params.items() if one.can_set(name)}
     sources: list[Any] = [one.wrapped]
-    if mixer := getattr(one.wrapped, "mixer_type", None):  # whose settings the trunk hands on
+    if mixer := getattr(one.wrapped, "mixer_type", None):  # the trunk passes on the settings of its mixer
         own = inspect.signature(mixer).parameters
         found |= {name: p for name, p in own.items() if p.kind is p.KEYWORD_ONLY}
         sources.append(mixer)
@@ -52,12 +52,12 @@ def settings(one: Configurable) -> dict[str, tuple[str, str]]:
 
 
 def summary(one: Configurable) -> str:
-    """The first paragraph of its docstring; empty without one."""
+    """The first paragraph of the docstring; empty if it has none."""
     return _line((inspect.getdoc(one.wrapped) or "").split("\n\n")[0])
 
 
 def entry(one: Configurable) -> str:
-    """One configurable in Markdown."""
+    """Format one configurable as Markdown."""
     lines = [f"### {one.entry.name}", "", summary(one)]
     if rows := settings(one):
         lines += ["", "| setting | default | meaning |", "|---|---|---|"]
@@ -66,7 +66,7 @@ def entry(one: Configurable) -> str:
 
 
 def page() -> str:
-    """All of them in Markdown."""
+    """Format all configurables as Markdown."""
     parts = [
         "# Reference of all settings",
         "What a gin file or the command line can set: `Agent.gamma = 0.99`; in Python it is the keyword\n"
@@ -85,13 +85,13 @@ def _with_bases(kinds: list[Any]) -> list[Any]:
 
 @cache
 def _meanings(doc: str, names: frozenset[str]) -> Mapping[str, str]:
-    """What the sections of a docstring say of parameters, these in particular."""
+    """The descriptions of these parameters in the sections of a docstring."""
     found: dict[str, str] = {}
     sections = re.findall(r"^(\w[^\n]*:)\n((?:    .*\n?|\n(?=    ))+)", doc, flags=re.MULTILINE)
     for text in [
         one for head, body in sections if head not in _OF_CODE for one in re.split(r"\n {4}(?! )", body)
     ]:
-        # A line may say more than one: "grad_clip: largest norm. l2_coeff: weight decay."
+        # A line may describe several: "grad_clip: largest norm. l2_coeff: weight decay."
         parts = re.split(rf"(?:^|(?<=\s))((?:{_either(names)})(?:, \w+)*): ", _line(text))
         for owners, meaning in zip(parts[1::2], parts[2::2], strict=True):
             found |= dict.fromkeys(owners.split(", "), meaning.strip().removesuffix("."))
@@ -99,7 +99,7 @@ def _meanings(doc: str, names: frozenset[str]) -> Mapping[str, str]:
 
 
 def _documented_fields(kind: Any) -> Mapping[str, str]:
-    """What the fields of a dataclass say of themselves, and the texts that they may be."""
+    """The descriptions of a dataclass's fields, with the allowed strings."""
     found = {}
     for one in dataclasses.fields(kind):
         doc = one.metadata.get("doc", "")
@@ -114,7 +114,7 @@ def _either(names: frozenset[str]) -> str:
 
 
 def _first(meanings: list[Mapping[str, str]], name: str) -> str:
-    """The nearest text that is not only a hint at another class."""
+    """The first text that is more than a reference to another class."""
     texts = [found[name] for found in meanings if found.get(name)]
     return next(
         (text for text in texts if not re.fullmatch(r"(?:[Ss]ee|as) `?\w+`?", text)), "".join(texts[:1])
@@ -127,13 +127,13 @@ def _default(p: inspect.Parameter) -> str:
     value = p.default
     if isinstance(value, type) or inspect.isroutine(value):
         return f"`@{value.__name__}`"
-    if type(value).__module__.startswith("loxodon."):  # a part, made with its own defaults or a few others
+    if type(value).__module__.startswith("loxodon."):  # a part with its own defaults, or few changes to them
         return f"`@{value!r}`"
     return "computed" if "factory" in repr(value) else f"`{value!r}`"
 
 
 def _line(text: str) -> str:
-    """On one line of a table."""
+    """Put a text on one line of a table."""
     return re.sub(r"\s+", " ", text).strip().replace("|", "\\|")
 
 

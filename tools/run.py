@@ -1,4 +1,4 @@
-"""The command line: a config, overrides on top, and what to do with them."""
+"""The command `loxodon run`: a config with overrides, and the actions that options select."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from .seeds import run_seeds
 def main(
     argv: Sequence[str] | None = None, *, pool: MakePool | None = None, program: str | None = None
 ) -> int:
-    """Run what the command line asks for; returns the exit status, 2 for a wrong config.
+    """Run the command line; returns the exit status, 2 for a wrong config.
 
     Args:
-        argv: its words; None for those that this program was started with.
-        pool: makes what runs the actors of `--actors`; None for processes on this machine.
-        program: what to write before the words in a command for the user; None for what was started.
+        argv: words of the command line; None for those that this program was started with.
+        pool: makes the processes for the actors of `--actors`; None for processes on this machine.
+        program: beginning of commands in messages to the user; None for the program that was started.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     args = parse_run(words)
@@ -50,7 +50,7 @@ def main(
 
     def work() -> int:
         nonlocal words
-        choose_device(args.device if args.seeds is None else None)  # others may have another machine
+        choose_device(args.device if args.seeds is None else None)  # runs of --seeds may be on other machines
         config = load_config(args.configs, overrides(args))
         if args.save_config is not None:
             _save_config(args, config)
@@ -80,7 +80,7 @@ def main(
 
 
 def exit_status(work: Callable[[], int]) -> int:
-    """Do it; returns its exit status, or that of an error which says all there is to know: it is printed."""
+    """Call `work` and return its exit status; errors that explain themselves print no traceback."""
     try:
         with without_foreign_exits():
             return work()
@@ -93,12 +93,12 @@ def exit_status(work: Callable[[], int]) -> int:
     except Exception as error:
         if "Fix:" not in str(error):
             raise
-        say(f"error: {error}", error=True)  # where it was raised is no news
+        say(f"error: {error}", error=True)  # the traceback would add nothing
         return FAILED
 
 
 def overrides(args: argparse.Namespace) -> list[tuple[str, str]]:
-    """Overrides, then options, which win; each with the text to show in errors."""
+    """Return the overrides, followed by the options, which take precedence; each with its text for errors."""
     found = [(text, text) for text in args.overrides]
     if args.mode is not None:
         found.append((f"Experiment.mode='{args.mode}'", f"--mode {args.mode}"))
@@ -114,9 +114,9 @@ def overrides(args: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def _save_config(args: argparse.Namespace, config: LoadedConfig) -> None:
-    """Write a gin file with the configs of the command line and what was set on top of them.
+    """Write a gin file with the configs of the command line and the settings that override them.
 
-    Raises: ConfigError if there is another file of this name, or it cannot be written.
+    Raises: ConfigError if a different file of this name exists, or the file cannot be written.
     """
     options = ("--mode", "--actors", "--test-run")
     shown = {text for _, text in overrides(args)}
@@ -145,7 +145,7 @@ def _save_config(args: argparse.Namespace, config: LoadedConfig) -> None:
 
 
 def _start(config: LoadedConfig, resumes: bool, has_actors: bool, device: str | None) -> Experiment:
-    """Build the experiment, after a look at its run folder: what to resume must be there."""
+    """Build the experiment after a check of its run folder; with --resume it must have a checkpoint."""
     exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
     check_device(exp.DEVICE, device)
     check_folder(exp.run_dir, expected_token())
@@ -159,7 +159,7 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool, device: str | 
         newest = earlier.state_dir(earlier.newest_epoch())
         earlier_seed = about(newest).get("seed", exp.run_seed)
         exp.ctx.progress.seed = earlier_seed if exp.seed is None else exp.run_seed
-        exp.begins_anew = False  # its own checkpoint goes further than what it began from
+        exp.begins_anew = False  # its own checkpoint is newer than the one it began from
     elif epochs := earlier.complete_epochs():
         say(
             f"warning: {exp.run_dir} holds checkpoints up to epoch {epochs[-1]}; this run starts anew and "
@@ -173,7 +173,7 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool, device: str | 
     except ConfigError as error:
         if exp.ctx.role.learns:
             raise
-        # An actor has the learner's config and builds less of it: no environments to evaluate in, for one.
+        # An actor has the learner's config but builds fewer parts, such as no evaluation environments.
         say(f"warning: {error}", error=True)
     if resumes and exp.ctx.role.learns:
         exp.ctx.console.say(f"Resuming at epoch {exp.load_checkpoint()}.")
@@ -183,7 +183,7 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool, device: str | 
 def _run(
     config: LoadedConfig, args: argparse.Namespace, words: Sequence[str], pool: MakePool, program: str | None
 ) -> int:
-    """Build, resume if asked, train, and say what came out."""
+    """Build, resume if requested, train, and print the results."""
     with explained():
         exp = _start(config, args.resume, args.actors is not None, args.device)
     if args.actors is not None and exp.accelerator.is_main_process:
@@ -191,7 +191,7 @@ def _run(
         exp.actors = pool(exp.ctx, ActorSpec(words, args.actors, exp.replay_ratio, first_epoch, device))
     try:
         metrics = exp.learn()
-    except Stopped:  # by a signal, or because no actor is left; everything is stored and closed
+    except Stopped:  # a signal came, or no actor is left; everything is stored and closed
         if failure := getattr(exp.actors, "failure", None):
             say(f"error: {failure}", error=True)
             return FAILED
@@ -211,7 +211,7 @@ def _run(
 
 
 def closing_summary(exp: Any, metrics: Mapping[str, float], words: Sequence[str], program: str) -> str:
-    """Final figures, the run folder and commands to try next."""
+    """The last text of a run: final metrics, the run folder, and commands to try next."""
     rates = [value for name, value in metrics.items() if re.fullmatch("val/.*success", name)]
     lines = [f"final success rate  {value:.3f}" for value in rates]
     if "val/return" in metrics:
@@ -241,16 +241,16 @@ def closing_summary(exp: Any, metrics: Mapping[str, float], words: Sequence[str]
 
 
 def summary_of_test_run(exp: Any) -> str:
-    """What a test run has done, in a line."""
+    """A one-line summary of a test run."""
     updates = exp.learner.gradient_steps
     trained = f"{updates} updates" if updates else "no update (the dataset was not ready for training)"
     return f"test run passed: {exp.env_steps} env steps, {trained}, one checkpoint, all in {exp.run_dir}"
 
 
 def say(text: str, *, error: bool = False) -> None:
-    """Print a text, what is no text in it made visible."""
+    """Print a text with unprintable characters escaped."""
     stream = sys.stderr if error else sys.stdout
-    lines = text.rstrip("\n").split("\n")  # names of files and what is in them may be part of it
+    lines = text.rstrip("\n").split("\n")  # the text may contain names and contents of files
     stream.write("\n".join(map(visible, lines)) + "\n")
     stream.flush()
 

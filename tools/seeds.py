@@ -1,4 +1,4 @@
-"""Several runs, each a process of its own: those of `--seeds`, and the trials of a sweep."""
+"""Several runs, each in its own process: those of `--seeds`, and the trials of a sweep."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _POLL_S = 0.2
 
 @dataclass
 class Job:
-    """A run as a process.
+    """A run in its own process.
 
-    run_dir: its folder. has_log: what it prints goes there, into logs/console.log. through: words before its
-    command, such as those of srun, which run it on another machine. should_end: polled; once it is True, the
-    process is terminated. was_terminated: this process has ended it.
+    run_dir: its folder. has_log: whether its output goes to logs/console.log there. through: words before its
+    command, such as those of srun, which run it on another machine. should_end: polled; when it returns True,
+    the process is terminated. was_terminated: whether this process ended it.
     """
 
     command: Sequence[str]
@@ -42,10 +42,10 @@ class Job:
     was_terminated: bool = field(default=False, init=False)
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Start it in a session of its own, so that Ctrl-C reaches only this process, which terminates it."""
+        """Start the run in a new session, so that Ctrl-C only reaches this process, which terminates it."""
         environment = actor_environment(os.environ) if self.has_log else dict(os.environ)
         settings: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
-        # A run that is not started by this process itself looks for no parent.
+        # A run that this process does not start directly must not watch for its parent.
         settings["env"] = environment if self.through else {**environment, PARENT: str(os.getpid())}
         command = [*self.through, *self.command]
         if not self.has_log:
@@ -56,20 +56,20 @@ class Job:
             return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, **settings)
 
     def terminate(self) -> None:
-        """Send SIGTERM, once: the run saves a checkpoint first."""
+        """Send SIGTERM once; the run saves a checkpoint first."""
         if self.process is not None and not self.was_terminated:
-            # srun kills its job when it gets SIGTERM itself, and hands SIGUSR1 on.
+            # srun kills its job on SIGTERM, but forwards SIGUSR1.
             is_srun = any(Path(word).name == "srun" for word in self.through)
             self.process.send_signal(signal.SIGUSR1 if is_srun else signal.SIGTERM)
             self.was_terminated = True
 
 
 def run_jobs(jobs: Iterator[Job], num_parallel: int, on_end: Callable[[Job, int], None]) -> bool:
-    """Run the jobs, so many at a time; SIGINT or SIGTERM ends all of them, and no further one begins.
+    """Run the jobs, `num_parallel` at a time. SIGINT or SIGTERM ends all of them, and no further job starts.
 
-    on_end: called with every job that has ended and its exit status, negative for a signal.
-    Returns: whether all jobs were begun and none was ended so.
-    Raises: KeyboardInterrupt for a second SIGINT, which kills them.
+    on_end: called with every ended job and its exit status, which is negative for a signal.
+    Returns: whether all jobs were started and none was terminated.
+    Raises: KeyboardInterrupt for a second SIGINT, which kills the jobs.
     """
     running: list[Job] = []
     try:
@@ -108,16 +108,17 @@ def run_seeds(
 ) -> int:
     """Run the same experiment with several seeds, in `<run_dir>-seed<k>`; returns the exit status.
 
-    With --resume among the words, runs that have finished are left out, and others go on where they can.
+    With --resume among the words, finished runs are skipped, and others continue if they can.
 
     Args:
-        run_dir: where it would go without seeds.
+        run_dir: folder of the run without seeds.
         ends: settings that decide where a run ends, by their gin names.
-        seeds: one run each.
-        words: of the command line.
-        program: words that start it once more.
-        num_parallel: how many run at a time; more than one have a thread each, and logs instead of a screen.
-        through: words before the command of each.
+        seeds: seed of each run.
+        words: words of the command line.
+        program: words that start the program again.
+        num_parallel: number of simultaneous runs; if above 1, each has one thread, and logs instead of a
+            screen.
+        through: words before the command of each run.
     """
     kept = without(words, "--seeds", "--jobs", "--through", "--run-name", "--resume", "Experiment.run_name")
     runs = {run_dir.with_name(f"{run_dir.name}-seed{seed}"): seed for seed in seeds}
@@ -156,7 +157,7 @@ def _epochs(run_dir: Path) -> list[int]:
 
 
 def _is_finished(run_dir: Path, ends: Mapping[str, Any]) -> bool:
-    """Whether the run has come to its end, and that is still where it is to end."""
+    """Return True if the run has reached its end, and that is still the end that the settings give."""
     learner, config = newest_learner(read_heartbeats(run_dir)), run_dir / "ckpts" / "config.txt"
     if learner is None or learner.state != "finished" or not config.is_file():
         return False

@@ -1,4 +1,4 @@
-"""`loxodon status RUN_DIR`: who works on a run, how fast, and what its folder holds."""
+"""`loxodon status RUN_DIR`: the processes of a run, their speed, and the contents of its folder."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from ..experiment.fleet.heartbeat import env_steps_of, newest_learner, read_hear
 from .arguments import parse_status
 from .data.find import FoundFile, age_text, find_files
 
-NO_RUN, NOBODY = 2, 3  # exit statuses; of a run that has finished, or that a process works on, it is 0
+NO_RUN, NOBODY = 2, 3  # exit statuses; 0 means that the run has finished or a process works on it
 _FOLDERS = ("ckpts", "status", "buffer", "logs")
 _COLUMNS = (
     *("role", "host", "pid", "state", "since", "epoch"),
     *("steps", "steps/s", "updates/s", "policy", "behind"),
 )
-_NUM_LEFT = 4  # columns of words; the others are numbers
+_NUM_LEFT = 4  # number of left-aligned columns, which hold words; the others hold numbers
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the status of a run; returns the exit status.
 
-    It is 0 if the run has finished or a process is at work, 3 if it stopped before its end, 2 without a run.
+    It is 0 if the run has finished or a process is at work, 3 if it stopped before its end, 2 if it does not
+    exist.
     """
     args = parse_status(argv)
     try:
@@ -40,19 +41,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FileNotFoundError as error:
         sys.stderr.write(f"error: {error}\n")
         return NO_RUN
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:  # a reader such as `head` closed the pipe
         sys.stderr.close()
     return 0 if view["alive"] or view["is_finished"] else NOBODY
 
 
 def overview(run_dir: Path) -> dict[str, Any]:
-    """A run at one moment, as plain values for programs.
+    """The present state of a run as plain values, for programs.
 
-    Returns: "run_dir", "time", "is_finished"; of all processes together "alive", "env_steps" (of all that
-        ever collected),
-        "env_steps_per_s", "gradient_steps", "policy_version" and "replay_ratio" (None where there is none);
-        "processes", each with the fields of its `Heartbeat` and "versions_behind" (None except for live
-        actors); "buffer", see _buffer_facts; "checkpoint_epochs".
+    Returns: "run_dir", "time", "is_finished"; for all processes together "alive", "env_steps" (including
+        those of ended processes), "env_steps_per_s", "gradient_steps", "policy_version" and "replay_ratio"
+        (None if undefined); "processes", each with the fields of its `Heartbeat` and "versions_behind" (None
+        except for live actors); "buffer", see _buffer_facts; "checkpoint_epochs".
     Raises: FileNotFoundError if the folder is missing or does not hold a run.
     """
     if not any((run_dir / name).is_dir() for name in _FOLDERS):
@@ -90,7 +90,7 @@ def overview(run_dir: Path) -> dict[str, Any]:
 
 
 def as_text(facts: Mapping[str, Any]) -> str:
-    """What `overview` returned as a table and some lines, for people."""
+    """Format the result of `overview` for people, as a table and some lines."""
     processes = facts["processes"]
     rows = [_COLUMNS, *map(_row, processes)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
@@ -118,10 +118,10 @@ def as_text(facts: Mapping[str, Any]) -> str:
 
 
 def _buffer_facts(folder: Path) -> dict[str, Any]:
-    """The trajectories on disk; newest_age_s by the time in the newest file's name, None without files."""
+    """Facts about the trajectories on disk; newest_age_s is from the newest file's name, None if empty."""
     parts: dict[str, list[FoundFile]] = {"fifo": [], "protected": []}
     for part in parts:
-        with contextlib.suppress(OSError):  # there, and ours to read?
+        with contextlib.suppress(OSError):  # the folder may be missing or unreadable
             parts[part] = find_files(folder / part).files
     files = [file for some in parts.values() for file in some]
     return {

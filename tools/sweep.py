@@ -1,7 +1,7 @@
 """`loxodon sweep --config tmaze Experiment.learning_rate=log(1e-5,1e-3) --trials 20`: a search by Optuna.
 
-A trial is a run, in a process of its own, in `runs/trial-<n>` of the sweep's folder; `study.db` there keeps
-the account of them, so that the same command goes on after an interruption.
+A trial is a run in its own process, in `runs/trial-<n>` of the sweep's folder. `study.db` there records all
+trials, so the same command continues after an interruption.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ _SWEEP = LockPurpose(
     "sweep", "keeps the account of", "a sweep has one process", "end that process, or choose another -o."
 )
 _SPACE = re.compile(r"(log|uniform|int|choice)\((.+)\)")
-_MOST_FAILURES = 3  # after so many without a success, it is not the luck of a trial
+_MOST_FAILURES = 3  # give up after this many failures without a success
 
 
 def parse_space(typed: str) -> tuple[str, Any] | None:
-    """The parameter and Optuna's distribution of `Name.param=log(1e-5,1e-3)`; None for a plain override.
+    """Parse `Name.param=log(1e-5,1e-3)` to parameter and Optuna distribution; None for a plain override.
 
-    The others: `uniform(a,b)`, `int(a,b)` (both included) and `choice(x,y,...)` of values as in gin files.
+    Other distributions: `uniform(a,b)`, `int(a,b)` (inclusive) and `choice(x,y,...)` of values as in gin
+    files.
 
-    Raises: ConfigError for a distribution that cannot be.
+    Raises: ConfigError for an invalid distribution.
     """
     key, _, text = (part.strip() for part in typed.partition("="))
     if not (found := _SPACE.fullmatch(text)):
@@ -68,9 +69,9 @@ def parse_space(typed: str) -> tuple[str, Any] | None:
 class Sweep:
     """The trials of a study, as runs.
 
-    spaces: Optuna's distributions by parameter. command: program and words of every trial. is_max: more of
-    the metric is better. num_trials: in all, those of earlier processes included. through: words before the
-    command. pruned: trials that were ended early, and after how many env steps.
+    spaces: Optuna's distributions by parameter. command: program and words of every trial. is_max: whether a
+    higher metric is better. num_trials: total number, including those of earlier processes. through: words
+    before the command. pruned: trials that were ended early, with their number of env steps.
     """
 
     study: Any
@@ -84,7 +85,7 @@ class Sweep:
     pruned: dict[int, int] = field(default_factory=dict)
 
     def run(self, num_parallel: int) -> bool:
-        """Run what is missing; returns whether all ended by themselves."""
+        """Run the remaining trials; returns whether all ended by themselves."""
         trials: dict[Path, Any] = {}
 
         def jobs() -> Iterator[Job]:
@@ -98,7 +99,7 @@ class Sweep:
         )
 
     def _trials(self) -> Iterator[Any]:
-        """Those that were interrupted, then new ones."""
+        """Yield interrupted trials, then new ones."""
         for one in self.study.get_trials(states=(_state("RUNNING"),)):
             yield _optuna().trial.Trial(self.study, one._trial_id)
         while len(states := [one.state for one in self.study.trials]) < self.num_trials:
@@ -118,7 +119,7 @@ class Sweep:
         return Job(command, run_dir, has_log=True, through=self.through, should_end=should_prune)
 
     def _pruning_check(self, trial: Any, run_dir: Path) -> Callable[[], bool]:
-        """A function that says whether a trial is worse than the others were, from its logs."""
+        """A function that checks in the logs whether a trial is worse than the others were at this point."""
         curves = WatchedFile(metrics_of(run_dir), lambda _: curves_if_readable(run_dir))
         seen: set[int] = set(self.study.trials[trial.number].intermediate_values)
 
@@ -135,7 +136,7 @@ class Sweep:
         return should_prune
 
     def _record_result(self, trial: Any, job: Job, status: int) -> None:
-        """Record in the study how a trial has ended; one that was interrupted stays open."""
+        """Record in the study how a trial ended; an interrupted trial stays open."""
         log = job.run_dir / "logs" / "console.log"
         points = points_of(curves_if_readable(job.run_dir), self.metric, "env_steps")
         if (steps := self.pruned.get(trial.number)) is not None:
@@ -153,7 +154,7 @@ class Sweep:
         run.say(f"trial {trial.number} {text}")
 
     def close(self) -> bool:
-        """Write best.gin and the report and say what is in them; returns whether there is a best trial."""
+        """Write best.gin and the report, and print a summary; returns whether a best trial exists."""
         if not self.study.get_trials(states=(_state("COMPLETE"),)):
             return False
         best = self.study.best_trial
@@ -188,7 +189,7 @@ def _state(name: str) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Search, or continue a search; returns the exit status."""
+    """Begin or continue a search; returns the exit status."""
     args, parsed, words = parse_sweep(argv)
     return run.exit_status(lambda: _sweep(args, parsed, words))
 
@@ -230,7 +231,7 @@ def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence
 
 
 def _study(path: Path, direction: str, prune_after: int) -> Any:
-    """The study in a file, which is made if there is none.
+    """Open the study in a file, or create it.
 
     Raises: ValueError if the file is not the database of a sweep.
     """
@@ -244,7 +245,7 @@ def _study(path: Path, direction: str, prune_after: int) -> Any:
             load_if_exists=True,
         )
         study.get_trials()
-    except Exception as error:  # Optuna, SQLAlchemy and SQLite have one each, and more than one
+    except Exception as error:  # Optuna, SQLAlchemy and SQLite all have errors of their own
         reason = str(error.__cause__ or error).partition("\n")[0]
         raise ValueError(
             f"{path} cannot be used as the database of a sweep ({reason}). Fix: restore it from a copy, or "
@@ -254,7 +255,7 @@ def _study(path: Path, direction: str, prune_after: int) -> Any:
 
 
 def _check(parsed: argparse.Namespace, found: Mapping[str, tuple[str, Any]]) -> str:
-    """Check the config with all choices and ends of ranges, and build it once; returns the name of the run.
+    """Check the config with all choices and ends of ranges, and build it once; returns the run's name.
 
     Raises: ConfigError.
     """

@@ -24,7 +24,8 @@ class RandomSubset:
     The published agent draws S anew for every element of the batch, with replacement. `per = "update"` with
     `replace = False` draws one set of different critics for the whole batch, and evaluates only these.
 
-    Effect: one set per update evaluates half of the critics for targets; learning is as fast (docs/algorithm.md).
+    Effect: one set per update evaluates half of the critics for targets, and learning is as fast
+    (docs/algorithm.md).
 
     Source: Chen et al. 2021 (REDQ), arXiv:2101.05982; per element and with replacement: Grigsby et al. 2023,
     arXiv:2310.09971.

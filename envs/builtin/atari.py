@@ -1,4 +1,4 @@
-"""Atari games, one grey picture per decision."""
+"""Atari games, with one grey image per decision."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def atari_env(
     An episode is a whole game, with all lives.
 
     Args:
-        game: of the Arcade Learning Environment, such as "Pong".
-        frame_skip: frames that an action is held; the picture shows the brighter of the last two.
-        sticky: probability that a frame repeats the action before instead.
+        game: name in the Arcade Learning Environment, such as "Pong".
+        frame_skip: number of frames for which an action is held; the image is the maximum of the last two.
+        sticky: probability that a frame repeats the previous action instead.
         screen_size: height and width in pixels.
-        all_actions: all 18 actions instead of those that do something in the game.
+        all_actions: use all 18 actions instead of those that have an effect in the game.
     Source: Machado et al. 2018, arXiv:1709.06009, sections 2 and 5.
     """
     settings = {
@@ -46,7 +46,7 @@ def _atari_game(
     kwargs = {"frameskip": 1, "repeat_action_probability": sticky, "full_action_space": all_actions}
     return gym.wrappers.AtariPreprocessing(
         EnvSpec(f"ALE/{game}-v5", kwargs).build_raw(),
-        noop_max=0,  # sticky actions are what makes games differ
+        noop_max=0,  # sticky actions already make games differ
         frame_skip=frame_skip,
         screen_size=screen_size,
         grayscale_newaxis=True,

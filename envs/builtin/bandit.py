@@ -15,11 +15,11 @@ from .task import StepResult, Task, check_counts
 
 @gin.configurable
 class Bandit(Task):
-    """Arms whose mean rewards are new in every episode and not seen.
+    """Arms with hidden mean rewards, which are drawn anew in every episode.
 
-    Observation: Box (1,) float32 = is first timestep. Action: the arm to pull, 0 to num_arms - 1. The
-    episode terminates after `num_steps` pulls. `info["metric/best_arm"]` is the share of pulls of the best
-    arm, at the end.
+    Observation: Box (1,) float32, 1 at the first timestep, else 0. Action: the arm to pull, 0 to num_arms -
+    1. The episode terminates after `num_steps` pulls. `info["metric/best_arm"]` is the share of pulls of the
+    best arm, reported at the end.
 
     Args:
         num_arms: number of arms.

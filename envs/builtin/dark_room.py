@@ -1,4 +1,4 @@
-"""Dark rooms: find an unseen place by trying, and go straight there in all later attempts."""
+"""DarkRoom tasks: find an unseen goal by exploration, and go straight to it in all later attempts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Cell = tuple[int, int]  # column, row
 
 
 class _DarkGrid(Task):
-    """An empty square in which the agent sees its position; see the classes below."""
+    """An empty square grid in which the agent sees its position; see the classes below."""
 
     can_keep_task: ClassVar[bool] = True
     variables: ClassVar[tuple[str, ...]] = (
@@ -35,16 +35,16 @@ class _DarkGrid(Task):
         self.size, self.time_limit, self.randomize_actions = size, time_limit, randomize_actions
         self.observation_space = gym.spaces.Box(-1.0, 1.0, (obs_dim,), np.float32)
         self.action_space = gym.spaces.Discrete(len(GRID_MOVES))
-        self._side = size  # of this room
+        self._side = size  # cells per side in the current task
         self._start: Cell = (0, 0)
-        self._places: list[Cell] = []  # to be found, in this order
+        self._places: list[Cell] = []  # cells to be found, in this order
         self._moves = list(GRID_MOVES)
         self._cell, self._time, self._num_found = self._start, 0, 0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Go back to the start of a new room, or of the same one with the option "keep_task"."""
+        """Return to the start with a new task, or with the same one for the option "keep_task"."""
         super().reset(seed=seed)
         if not (options or {}).get(KEEP_TASK):
             check_counts(self, 2, size=self.size)
@@ -56,7 +56,7 @@ class _DarkGrid(Task):
         return self._obs(), {}
 
     def step(self, action: Any) -> StepResult:
-        """Move; see the class."""
+        """Move the agent; see the class."""
         self._time += 1
         last = self._side - 1
         (x, y), (right, down) = self._cell, self._moves[action]
@@ -68,7 +68,7 @@ class _DarkGrid(Task):
         return self._obs(), reward, is_over, False, info
 
     def _draw_cells(self, count: int) -> list[Cell]:
-        """Different cells."""
+        """Draw different cells."""
         drawn = self.np_random.permutation(self._side**2)[:count].tolist()
         return [divmod(cell, self._side) for cell in drawn]
 
@@ -76,7 +76,7 @@ class _DarkGrid(Task):
         raise NotImplementedError
 
     def _look(self) -> tuple[float, bool]:
-        """Reward for having come to the cell, and whether that ends the attempt."""
+        """Return the reward for entering the current cell, and whether it ends the attempt."""
         raise NotImplementedError
 
     def _obs(self) -> np.ndarray:
@@ -90,17 +90,17 @@ class _DarkGrid(Task):
 
 @gin.configurable
 class DarkRoom(_DarkGrid):
-    """A room with a goal that is not seen; every step that ends on it pays 1.
+    """A square grid with an invisible goal; every step that ends on it pays 1.
 
-    Put it in a `KShotWrapper`, which gives several attempts at each room. The start is the middle, the goal
-    any other cell. Observation: Box (2,) float32 = column and row, scaled to [-1, 1]. Actions: 0 stay,
-    1 right, 2 left, 3 down, 4 up; walls stop a move. The attempt terminates after `time_limit` steps (it is
-    never truncated). `info["metric/success"]` is 1 if the goal was found, else 0, at the end.
+    Use it inside a `KShotWrapper`, which gives several attempts at each task. The start is the middle, and
+    the goal is any other cell. Observation: Box (2,) float32 = column and row, scaled to [-1, 1]. Actions: 0
+    stay, 1 right, 2 left, 3 down, 4 up; walls stop a move. The attempt terminates after `time_limit` steps
+    (it is never truncated). `info["metric/success"]` is 1 if the goal was found, else 0, reported at the end.
 
     Args:
-        size: cells per side, at least 2. Set later, of the next room on, for curricula.
+        size: cells per side, at least 2. A new value applies from the next task on, for curricula.
         time_limit: env steps of an attempt.
-        randomize_actions: draw for each room which action makes which move.
+        randomize_actions: draw the mapping from actions to moves for each task.
 
     Source: Laskin et al. 2022, arXiv:2210.14215, section 4.
     """
@@ -121,18 +121,18 @@ class DarkRoom(_DarkGrid):
 
 @gin.configurable
 class DarkKeyToDoor(_DarkGrid):
-    """A room with a key and a door that are not seen: fetch the key, then open the door; each pays 1, once.
+    """A square grid with an invisible key and door: fetch the key, then open the door; each pays 1, once.
 
-    Put it in a `KShotWrapper`, which gives several attempts at each room. Start, key and door are different
-    cells, the same ones in all attempts. Observation: Box (3,) float32 = column and row, scaled to [-1, 1],
+    Use it inside a `KShotWrapper`, which gives several attempts at each task. Start, key and door are
+    different cells, equal in all attempts. Observation: Box (3,) float32 = column and row, scaled to [-1, 1],
     and whether the agent has the key. Actions: 0 stay, 1 right, 2 left, 3 down, 4 up; walls stop a move. The
     attempt terminates when the door is opened or after `time_limit` steps (it is never truncated).
-    `info["metric/success"]` is 1 if the door was opened, else 0, at the end.
+    `info["metric/success"]` is 1 if the door was opened, else 0, reported at the end.
 
     Args:
-        size: cells per side, at least 2. Set later, of the next room on, for curricula.
+        size: cells per side, at least 2. A new value applies from the next task on, for curricula.
         time_limit: env steps of an attempt.
-        randomize_actions: draw for each room which action makes which move.
+        randomize_actions: draw the mapping from actions to moves for each task.
 
     Source: Laskin et al. 2022, arXiv:2210.14215, section 4.
     """

@@ -1,4 +1,4 @@
-"""A frozen lake that is new in every task: find a way over it, and take it in all later attempts."""
+"""A frozen lake that is new in every task: find a path over it, and use it in all later attempts."""
 
 from __future__ import annotations
 
@@ -14,31 +14,30 @@ from ..returned import METRIC_PREFIX
 from .task import GRID_MOVES, StepResult, Task, check_counts, check_share
 
 MOST_HOLES = 0.3
-"""Large lakes with a higher share of holes have hardly ever a way across."""
+"""Maximum share of holes. With more, large lakes almost never have a path across."""
 HARD_SWAP, HARD_NOISE, HARD_CRACK = 0.5, 0.25, 0.33
 FALL_PENALTY = -0.1
 
 
 @gin.configurable
 class FrozenLake(Task):
-    """Walk from the first to the last corner of a lake without falling into a hole; the lake is not seen.
+    """Walk from the first to the last corner of an invisible lake without falling into a hole.
 
     Meta-FrozenLake is this task in a `KShotWrapper`, which gives several attempts at each lake. The start is
-    the upper left corner, the goal the lower right one, and there is always a way between them. Observation:
-    Box (2,) float32 = column and row divided by `size - 1`. Actions: 0 stay, 1 right, 2 left, 3 down, 4 up;
-    the border stops a move. The goal pays 1 and ends the attempt. A hole ends it, too. It always terminates
-    (never truncates), at the latest after size**2 steps, or twice as many in hard mode, divided by
-    `1 - slip_prob`.
-    `info["metric/success"]` is 0 or 1 at the end.
+    the upper left corner, the goal is the lower right one, and a path between them always exists.
+    Observation: Box (2,) float32 = column and row divided by `size - 1`. Actions: 0 stay, 1 right, 2 left, 3
+    down, 4 up; the border stops a move. The goal pays 1 and ends the attempt. A hole also ends it. The
+    attempt always terminates (never truncates), at the latest after size**2 steps, or twice as many in hard
+    mode, divided by `1 - slip_prob`. `info["metric/success"]` is 0 or 1, reported at the end.
 
     Args:
-        size: tiles per side, at least 2. Set later, of the next lake on, for curricula.
+        size: tiles per side, at least 2. A new value applies from the next lake on, for curricula.
         hole_prob: share of holes among the tiles.
-        slip_prob: probability with which a step leads into one of the four directions at random.
-        hard_mode: 1 and 3 change places in half of the lakes; the observed column and row are each off by
-            -1, 0 or 1 at a quarter of the timesteps; a third of the tiles that are left become holes until
-            the next attempt.
-        recover_mode: a hole does not end the attempt, it costs 0.1 and the agent stays where it was.
+        slip_prob: probability that a step leads in one of the four directions at random.
+        hard_mode: actions 1 and 3 are swapped in half of the lakes; the observed column and row are each off
+            by -1, 0 or 1 at a quarter of the timesteps; a third of the tiles that the agent leaves become
+            holes until the next attempt.
+        recover_mode: a hole does not end the attempt, but costs 0.1, and the agent stays in place.
 
     Source: MetaFrozenLake of Grigsby et al. 2024, arXiv:2310.09971 (rules; our observation layout).
     """
@@ -63,19 +62,19 @@ class FrozenLake(Task):
         self.observation_space = gym.spaces.Box(0.0, 1.0, (2,), np.float32)
         self.action_space = gym.spaces.Discrete(len(GRID_MOVES))
         self._holes = [[False] * size for _ in range(size)]  # [row][column]
-        self._cracked = [list(row) for row in self._holes]  # with those that opened behind the agent
+        self._cracked = [list(row) for row in self._holes]  # also has the holes that opened behind the agent
         self._moves = list(GRID_MOVES)
         self._x, self._y, self._time = 0, 0, 0
 
     @property
     def time_limit(self) -> int:
-        """Most steps of an attempt at this lake."""
+        """Maximum number of steps of an attempt at this lake."""
         return math.ceil((2 if self.hard_mode else 1) * len(self._holes) ** 2 / (1 - self.slip_prob))
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Go back to the start of a new lake, or of the same one with the option "keep_task"."""
+        """Return to the start of a new lake, or of the same one with the option "keep_task"."""
         super().reset(seed=seed)
         if not (options or {}).get(KEEP_TASK):
             check_counts(self, 2, size=self.size)
@@ -88,7 +87,7 @@ class FrozenLake(Task):
         return self._obs(), {}
 
     def step(self, action: Any) -> StepResult:
-        """Move; see the class."""
+        """Move the agent; see the class."""
         self._time += 1
         if self.slip_prob and self.np_random.random() < self.slip_prob:
             action = self.np_random.integers(1, len(GRID_MOVES))
@@ -116,7 +115,7 @@ class FrozenLake(Task):
 
 
 def draw_lake(size: int, hole_prob: float, rng: np.random.Generator) -> list[list[bool]]:
-    """Holes of a lake as [row][column], drawn until the first and the last corner are connected."""
+    """Draw holes of a lake as [row][column], until the first and the last corner are connected."""
     while True:
         is_hole = rng.random((size, size)) < hole_prob
         is_hole[0, 0] = is_hole[-1, -1] = False
@@ -126,12 +125,12 @@ def draw_lake(size: int, hole_prob: float, rng: np.random.Generator) -> list[lis
 
 
 def steps_to_goal(holes: list[list[bool]]) -> list[list[int]]:
-    """Steps from each tile [row][column] to the last corner, -1 where there is no way or a hole."""
+    """Steps from each tile [row][column] to the last corner, -1 for holes and tiles without a path."""
     last = len(holes) - 1
     steps = [[-1] * (last + 1) for _ in holes]
     steps[last][last] = 0
     reached = [(last, last)]
-    for x, y in reached:  # grows as it is read: breadth first
+    for x, y in reached:  # breadth first: the list grows during the loop
         for right, down in GRID_MOVES[1:]:
             column, row = x + right, y + down
             is_inside = 0 <= column <= last and 0 <= row <= last

@@ -1,4 +1,4 @@
-"""HalfCheetah with a hidden goal: find the wanted velocity by trying, and keep it."""
+"""HalfCheetah with a hidden goal: find the target velocity by exploration, and keep it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import numpy as np
 from ..kshot import KEEP_TASK
 from ..returned import METRIC_PREFIX
 
-_NUM_LAST = 50  # timesteps that the error is told of
+_NUM_LAST = 50  # timesteps that the velocity error is averaged over
 
 
 @gin.configurable
 class HalfCheetahVelocity(gym.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]):
-    """Run at a velocity that shows only in the rewards: -|velocity - target| less the cost of the action.
+    """Run at a velocity that only the rewards reveal: -|velocity - target| minus the cost of the action.
 
-    Metrics of an episode: `velocity_error`, the mean of |velocity - wanted one| over its last 50 timesteps.
+    Metrics of an episode: `velocity_error`, the mean of |velocity - target| over its last 50 timesteps.
 
     Args:
-        time_limit: timesteps of an episode; it then ends as truncated.
-        slowest: least velocity that may be wanted, in metres per second; drawn uniformly at every reset, but
-            kept by the option "keep_task".
-        fastest: the largest.
+        time_limit: timesteps of an episode, which is then truncated.
+        slowest: minimum target velocity in metres per second. The target is drawn uniformly at every reset,
+            and kept with the option "keep_task".
+        fastest: maximum target velocity.
     Raises: gymnasium.error.DependencyNotInstalled without the package mujoco.
     Source: Finn et al. 2017, arXiv:1703.03400, section 5.3.
     """
@@ -53,7 +53,7 @@ class HalfCheetahVelocity(gym.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.nda
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin again with another velocity, or with the same one with the option "keep_task"."""
+        """Begin an episode with a new velocity, or with the same one for the option "keep_task"."""
         obs, info = self.env.reset(seed=seed)
         if not (options or {}).get(KEEP_TASK):
             self.wanted = float(self.np_random.uniform(self.slowest, self.fastest))
@@ -61,7 +61,7 @@ class HalfCheetahVelocity(gym.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.nda
         return obs, info
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Move; see the class."""
+        """Move the cheetah; see the class."""
         obs, _, terminated, truncated, info = self.env.step(action)
         self._errors.append(abs(info["x_velocity"] - self.wanted))
         shown = {}

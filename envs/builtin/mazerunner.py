@@ -1,4 +1,4 @@
-"""MazeRunner: visit goals in order in a maze that is new in every episode."""
+"""MazeRunner: visit goals in order, in a maze that is new in every episode."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1), (0, 0))
 """Row and column step of the moves 0 up, 1 right, 2 down, 3 left, 4 stay."""
 
 REACHED = -1.0
-"""Stands in the observed goals for goals already reached; (-1, -1) is a corner, always a wall."""
+"""Coordinate shown for goals already reached; (-1, -1) is a corner, which is always a wall."""
 
 SMALLEST_SIZE = 5
-Obs = dict[str, Any]  # of float32 arrays
+Obs = dict[str, Any]  # float32 arrays
 
 
 @gin.configurable
 class MazeRunner(Task):
-    """A random maze with a sequence of goal cells that count in this order only.
+    """A random maze with a sequence of goal cells that count only in this order.
 
     The maze has odd size and a border of walls. Coordinates are (x, y) = (column, row), scaled so that the
     border's outer cells lie at -1 and 1. Observations, all float32:
         sensors (7,): x, y; free cells ahead in the directions up, right, down, left, divided by `size`;
             time since reset divided by `time_limit`.
-        goals (num_goals, 2): the goals still to be reached, the next one first; the rows behind them, as many
-            as goals have been reached, are -1.
-        achieved (2,): the current position again, to be compared with goals.
+        goals (num_goals, 2): the goals still to be reached, the next one first; the last rows, one for each
+            reached goal, are -1.
+        achieved (2,): the current position again, for comparison with goals.
     Actions: 0 up, 1 right, 2 down, 3 left, 4 stay; walls stop a move. The reward is 1 for a step that ends on
-    the next goal, else 0. At most one goal is reached per step, and none at reset. Reaching the last one
-    terminates, `time_limit` truncates. `info["metric/success"]` is the share of goals reached, at the end.
+    the next goal, else 0. At most one goal is reached per step, and none at reset. Reaching the last goal
+    terminates the episode, and `time_limit` truncates it. `info["metric/success"]` is the share of goals
+    reached, reported at the end.
 
-    Everything drawn depends on the seed alone. `reset(options={"goals": (num_goals, 2) array})` replaces the
-    drawn goals by free cells in the coordinates of `achieved`, and leaves maze, start and actions as they
-    were drawn.
+    The seed alone decides all random draws. `reset(options={"goals": (num_goals, 2) array})` replaces the
+    drawn goals by free cells in the coordinates of `achieved`; maze, start and actions are those of the seed.
 
     Args:
         size: cells per side, borders included; odd.
         num_goals: length of the sequence; goals and the start are different cells.
         time_limit: env steps.
-        loop_share: share of the walls between two corridors that is opened, so that there are several ways.
-        randomize_actions: draw in each episode which action makes which move.
+        loop_share: share of the walls between two corridors that are opened, so that several paths exist.
+        randomize_actions: draw the mapping from actions to moves in each episode.
 
     Raises:
         ValueError: If an argument, or an option of reset, is not allowed.
@@ -87,17 +87,17 @@ class MazeRunner(Task):
         self._coordinates = (2 * np.stack([columns, rows], axis=1) / (size - 1) - 1).astype(np.float32)
         self._is_free = np.zeros((size, size), np.bool_)
         self._next_cells: list[list[int]] = []  # [move][cell] -> cell
-        self._sensors = np.zeros((size * size, 7), np.float32)  # of every cell, at time 0
+        self._sensors = np.zeros((size * size, 7), np.float32)  # observation of every cell, at time 0
         self._action_to_move = list(range(len(MOVES)))
         self._goals: list[int] = []
-        self._shown_goals = np.full((num_goals, num_goals, 2), REACHED, np.float32)  # by goals reached
+        self._shown_goals = np.full((num_goals, num_goals, 2), REACHED, np.float32)  # axis 0: goals reached
         self._nothing_left = np.full((num_goals, 2), REACHED, np.float32)
         self._cell = self._time = self._num_reached = 0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Obs, dict[str, Any]]:
-        """Draw a maze, a start, goals and, with `randomize_actions`, what the actions mean."""
+        """Draw a maze, a start, goals and, with `randomize_actions`, the mapping from actions to moves."""
         super().reset(seed=seed)
         self._enter(carve_maze(self.size, self.loop_share, self.np_random))
         free = np.flatnonzero(self._is_free)
@@ -112,7 +112,7 @@ class MazeRunner(Task):
         return self._obs(), {}
 
     def step(self, action: Any) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
-        """Move; see the class."""
+        """Move the agent; see the class."""
         self._cell = self._next_cells[self._action_to_move[action]][self._cell]
         self._time += 1
         reward, terminated = 0.0, False
@@ -126,7 +126,7 @@ class MazeRunner(Task):
         return self._obs(), reward, terminated, truncated, info
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Put back what `get_state` returned."""
+        """Restore what `get_state` returned."""
         super().set_state(state)
         self._enter(self._is_free)
         self._show_goals()
@@ -144,7 +144,7 @@ class MazeRunner(Task):
         return {"sensors": sensors, "goals": goals.copy(), "achieved": self._coordinates[self._cell].copy()}
 
     def _enter(self, is_free: np.ndarray) -> None:
-        """Take over a maze: where every move leads from every cell, and what is seen there."""
+        """Store a maze: the result of every move from every cell, and the observation there."""
         size = self.size
         self._is_free = is_free
         flat, cells = is_free.ravel(), np.arange(size * size)
@@ -154,7 +154,7 @@ class MazeRunner(Task):
         self._sensors[:, 2:6] = _free_distances(is_free).reshape(4, -1).T / size
 
     def _cells_at(self, goals: Any) -> list[int]:
-        """The free cells at coordinates (num_goals, 2)."""
+        """Return the free cells at coordinates (num_goals, 2)."""
         wanted = np.asarray(goals, np.float64)
         if wanted.shape == (self.num_goals, 2) and np.abs(wanted).max() < 1:
             columns, rows = np.rint((wanted.T + 1) / 2 * (self.size - 1)).astype(np.int64)
@@ -168,11 +168,11 @@ class MazeRunner(Task):
 
 
 def carve_maze(size: int, loop_share: float, rng: np.random.Generator) -> np.ndarray:
-    """Draw a maze in which every free cell can be reached from every other one.
+    """Draw a maze in which all free cells are connected.
 
     Args:
-        size: cells per side, odd. Rooms lie at odd rows and columns; depth-first carving joins them.
-        loop_share: probability with which each wall between two rooms that is left is opened afterwards.
+        size: cells per side, odd. Depth-first carving connects the cells at odd rows and columns.
+        loop_share: probability of opening each remaining wall between two such cells afterwards.
         rng: source of randomness.
 
     Returns: (size, size) bool, True where a cell is free.
@@ -199,7 +199,7 @@ def carve_maze(size: int, loop_share: float, rng: np.random.Generator) -> np.nda
             continue
         there = options[int(next(draws) * len(options))]
         unvisited[there[0] * rooms_per_side + there[1]] = False
-        is_free[1 + row + there[0], 1 + column + there[1]] = True  # the wall halfway between the two
+        is_free[1 + row + there[0], 1 + column + there[1]] = True  # the wall halfway between the two cells
         path.append(there)
     opened = rng.random((size, size)) < loop_share
     is_free[1:-1:2, 2:-1:2] |= opened[1:-1:2, 2:-1:2]
@@ -209,7 +209,8 @@ def carve_maze(size: int, loop_share: float, rng: np.random.Generator) -> np.nda
 
 def _free_distances(is_free: np.ndarray) -> np.ndarray:
     """(4, size, size) number of free cells ahead in the directions of MOVES, up to the next wall."""
-    grids = np.stack([np.rot90(is_free, turns) for turns in range(4)])  # the direction of each is up
+    # Turned so that each direction becomes up.
+    grids = np.stack([np.rot90(is_free, turns) for turns in range(4)])
     distances = np.zeros(grids.shape, np.float32)
     for row in range(1, grids.shape[1]):
         distances[:, row] = (distances[:, row - 1] + 1) * grids[:, row - 1]
@@ -222,7 +223,7 @@ def _check_sizes(size: int, num_goals: int) -> None:
             f"MazeRunner.size is {size}, but must be odd and at least {SMALLEST_SIZE}. "
             "Fix: e.g. MazeRunner.size = 11."
         )
-    most_goals = 2 * (size // 2) ** 2 - 2  # the free cells of a maze without loops, less the start
+    most_goals = 2 * (size // 2) ** 2 - 2  # all free cells of a maze without loops, except the start
     if not 1 <= num_goals <= most_goals:
         raise ValueError(
             f"MazeRunner.num_goals is {num_goals}, but must lie between 1 and {most_goals} for size {size}. "

@@ -1,4 +1,4 @@
-"""Meta-World's meta-learning benchmarks: a robot arm, and a task whose goal shows only in the rewards."""
+"""Meta-World's meta-learning benchmarks: a robot arm, and tasks with goals that only the rewards reveal."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _SPLITS = ("train", "test")
 
 @gin.configurable
 class MetaWorld(gym.Env[np.ndarray, np.ndarray]):
-    """One of a benchmark's tasks, and one of its 50 goals, drawn at every reset.
+    """A benchmark that draws one of its tasks, and one of the task's 50 goals, at every reset.
 
     Episodes are truncated by Meta-World's own time limit. Metric of an episode: `success`, whether the task
-    was done at any of its timesteps.
+    was solved at any of its timesteps.
 
     Args:
         benchmark: "ML1" (one task), "ML10", "ML25" or "ML45".
-        task: of "ML1", such as "reach-v3".
-        split: "train" or "test", which have other goals, and other tasks unless there is one.
+        task: the task of "ML1", such as "reach-v3".
+        split: "train" or "test". They have different goals and, except in ML1, different tasks.
     Raises: ValueError for an unknown name, ModuleNotFoundError without the package metaworld.
     Source: Yu et al. 2019, arXiv:1910.10897.
     """
@@ -60,7 +60,7 @@ class MetaWorld(gym.Env[np.ndarray, np.ndarray]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin again with another task and goal, or with the same ones with the option "keep_task"."""
+        """Begin an episode with a new task and goal, or with the same ones for the option "keep_task"."""
         super().reset(seed=seed)
         if not (options or {}).get(KEEP_TASK):
             name = sorted(self._tasks)[self.np_random.integers(len(self._tasks))]

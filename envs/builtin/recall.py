@@ -1,4 +1,4 @@
-"""Lists of symbols: repeat one in order, in reverse or by key, or say how often each symbol was in it."""
+"""Lists of symbols, to be repeated in order, in reverse or by key, or to be counted by symbol."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ORDERS = ("forward", "reverse", "by_key")
 class _Questions(Task):
     """`length` timesteps that show symbols, then one question per timestep; see the classes below.
 
-    An answer pays 1 divided by the number of questions if it is right, else 0; while symbols are shown the
-    action does not matter. The episode terminates after the last answer.
+    A right answer pays 1 divided by the number of questions, a wrong one 0. Actions are ignored while symbols
+    are shown. The episode terminates after the last answer.
     """
 
     settings: ClassVar[tuple[str, ...]] = ("length", "num_symbols")
@@ -31,8 +31,8 @@ class _Questions(Task):
         self.length, self.num_symbols, self._num_questions = length, num_symbols, num_questions
         self.observation_space = gym.spaces.Box(0.0, 1.0, (obs_dim,), np.float32)
         self.action_space = gym.spaces.Discrete(num_answers)
-        self._symbols: list[int] = []  # as they are shown
-        self._answers: list[int] = []  # the right ones, as they are asked for
+        self._symbols: list[int] = []  # symbols in the order of showing
+        self._answers: list[int] = []  # right answers in the order of asking
         self._time, self._num_correct = 0, 0
 
     def reset(
@@ -45,7 +45,7 @@ class _Questions(Task):
         return self._obs(), {}
 
     def step(self, action: Any) -> StepResult:
-        """Take the answer to the question of the current observation, if it has one."""
+        """Check the answer to the question of the current observation, if it has one."""
         number, reward = self._time - self.length, 0.0
         if number >= 0 and action == self._answers[number]:
             self._num_correct += 1
@@ -69,28 +69,28 @@ class _Questions(Task):
         return obs
 
     def _show(self, obs: np.ndarray, index: int) -> None:
-        """Write what is shown beside the symbol at a place of the list."""
+        """Write further observation entries for the symbol at an index of the list."""
 
     def _ask(self, obs: np.ndarray, number: int) -> None:
-        """Write a question."""
+        """Write the observation entries of a question."""
         raise NotImplementedError
 
 
 @gin.configurable
 class Recall(_Questions):
-    """A list of symbols is shown, one per timestep; then all of them are asked for, one per timestep.
+    """A list of symbols is shown, one per timestep; then all of them are queried, one per timestep.
 
-    Observation: Box float32 of ones and zeros = [which symbol is shown (num_symbols), is a symbol asked for,
-    and with order "by_key" the key that is shown or asked for (length)]. Action: a symbol, 0 to
-    num_symbols - 1. The episode has `length` steps that show and as many that ask, and terminates. Each right
-    answer pays 1 / length, a wrong one nothing: the best return is 1, without memory it is 1 / num_symbols.
-    `info["metric/success"]` is the share of right answers, at the end.
+    Observation: Box float32 of ones and zeros = [symbol shown (num_symbols), whether a symbol is queried, and
+    with order "by_key" the key that is shown or queried (length)]. Action: a symbol, 0 to num_symbols - 1.
+    The episode has `length` steps that show symbols and as many that query them, and terminates. Each right
+    answer pays 1 / length, a wrong one 0: the best return is 1, without memory it is 1 / num_symbols.
+    `info["metric/success"]` is the share of right answers, reported at the end.
 
     Args:
-        length: symbols of the list.
+        length: number of symbols in the list.
         num_symbols: size of the alphabet that the list is drawn from.
-        order: of the answers. "forward": as they were shown; "reverse": the last one first; "by_key": each
-            symbol is shown with a key of its own, and asked for by this key, in random order.
+        order: order of the answers. "forward": as shown; "reverse": the last one first; "by_key": each symbol
+            is shown with its own key, and queried by this key, in random order.
     """
 
     settings: ClassVar[tuple[str, ...]] = ("length", "num_symbols", "order")
@@ -128,16 +128,16 @@ class Recall(_Questions):
 
 @gin.configurable
 class Counting(_Questions):
-    """A list of symbols is shown, one per timestep; then for each symbol it is asked how often it was there.
+    """A list of symbols is shown, one per timestep; then the count of each symbol is queried.
 
-    Observation: Box (2 * num_symbols,) float32 of ones and zeros = [which symbol is shown, which one is asked
-    for]. Action: a number, 0 to `length`. The episode has `length` steps that show and `num_symbols` that
-    ask, in random order, and terminates. Each right answer pays 1 / num_symbols, a wrong one nothing. All
-    ways to divide the list among the symbols are equally likely. `info["metric/success"]` is the share of
-    right answers, at the end.
+    Observation: Box (2 * num_symbols,) float32 of ones and zeros = [symbol shown, symbol queried]. Action: a
+    number, 0 to `length`. The episode has `length` steps that show symbols and `num_symbols` that query them,
+    in random order, and terminates. Each right answer pays 1 / num_symbols, a wrong one 0. All ways to divide
+    the list among the symbols are equally likely. `info["metric/success"]` is the share of right answers,
+    reported at the end.
 
     Args:
-        length: symbols of the list.
+        length: number of symbols in the list.
         num_symbols: size of the alphabet.
     """
 

@@ -1,4 +1,4 @@
-"""What the built-in tasks share: their state for checkpoints, and checks of their settings."""
+"""The base of the built-in tasks: their state for checkpoints, and checks of their settings."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ class Task(gym.Env[Any, Any]):
     """A task whose state is a few attributes and the random generator.
 
     Attributes:
-        settings: names of the arguments that a stored state must agree with.
-        variables: names of the attributes that are the state; their values are replaced or changed in place.
+        settings: names of the arguments that must agree with a stored state.
+        variables: names of the attributes that form the state; their values are replaced or modified in
+            place.
     """
 
     settings: ClassVar[tuple[str, ...]] = ()
     variables: ClassVar[tuple[str, ...]] = ()
 
     def get_state(self) -> dict[str, Any]:
-        """Everything that later steps and resets depend on."""
+        """Return everything that later steps and resets depend on."""
         return {
             "settings": self._values(self.settings),
             "variables": copy.deepcopy(self._values(self.variables)),
@@ -35,9 +36,9 @@ class Task(gym.Env[Any, Any]):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Put back what `get_state` returned.
+        """Restore what `get_state` returned.
 
-        Raises: ValueError if that was of a task with other settings.
+        Raises: ValueError if the state is from a task with other settings.
         """
         own, name = self._values(self.settings), type(self).__name__
         if (found := state.get("settings")) != own:

@@ -1,4 +1,4 @@
-"""T-mazes: remember for a whole corridor which way to turn at its end."""
+"""T-mazes: at the end of a corridor, turn in the direction that was shown at its start."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..returned import METRIC_PREFIX
 from .task import StepResult, Task, check_counts
 
 RIGHT, UP, LEFT, DOWN = range(4)
-SIDE = 64  # pixels of a picture of the maze
-_ROWS = slice(28, 36)  # the corridor
-_AGENT = 8  # pixels, the side of its square
+SIDE = 64  # width and height of an image of the maze, in pixels
+_ROWS = slice(28, 36)  # pixel rows of the corridor
+_AGENT = 8  # side of the agent's square, in pixels
 _COLORS = {"floor": (90, 90, 90), "agent": (255, 255, 255), 1: (40, 200, 60), -1: (220, 50, 40)}
 
 
@@ -23,8 +23,8 @@ class _TMaze(Task):
 
     Attributes:
         horizon: length of the corridor from the next episode on, for curricula.
-        oracle_distance: steps to the left of the start to where the cues are shown; 0 shows them at the first
-            timestep, and at no other even if the agent stays there.
+        oracle_distance: number of steps to the left of the start at which the cues are shown; 0 shows them
+            only at the first timestep, even if the agent stays there.
     """
 
     oracle_distance: ClassVar[int] = 0
@@ -51,7 +51,7 @@ class _TMaze(Task):
         self.horizon, self.num_bits = horizon, num_bits
         self.penalty, self.goal_reward = penalty, goal_reward
         self._oracle = -self.oracle_distance
-        self._length = horizon  # of the corridor of this episode
+        self._length = horizon  # length of the corridor in this episode
         self._cues, self._position, self._time = [1] * num_bits, 0, 0
         self._num_turns, self._num_correct = 0, 0
         self._corridor_obs = np.zeros(1 + 2 * num_bits, np.float32)
@@ -61,7 +61,7 @@ class _TMaze(Task):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Walk back to the start and draw new cues."""
+        """Return to the start and draw new cues."""
         super().reset(seed=seed)
         check_counts(self, horizon=self.horizon)
         self._length = self.horizon
@@ -71,7 +71,7 @@ class _TMaze(Task):
         return self._start_obs.copy(), {}
 
     def step(self, action: int) -> StepResult:
-        """Move; see the class for rewards."""
+        """Move the agent; see the class for rewards."""
         self._time += 1
         is_over, reward = self._time >= self._length + self.num_bits + 2 * self.oracle_distance, 0.0
         obs = self._corridor_obs
@@ -91,7 +91,7 @@ class _TMaze(Task):
             elif action == LEFT and self._position > self._oracle:
                 self._position -= 1
                 if self._position == self._oracle < 0:
-                    reward = 0.0  # the last step of the way to the oracle is free
+                    reward = 0.0  # the step to the oracle costs nothing
             if self._position == self._length:
                 obs = self._fork_obs[self._num_turns]
             elif self._position == self._oracle < 0:
@@ -100,15 +100,15 @@ class _TMaze(Task):
         return obs.copy(), reward, is_over, False, info
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Put back what `get_state` returned; the episode goes on in a corridor as long as it was.
+        """Restore what `get_state` returned; the episode continues in a corridor of the stored length.
 
-        Raises: ValueError if that was with another number of cues.
+        Raises: ValueError if the state has another number of cues.
         """
         super().set_state(state)
         self._enter()
 
     def _enter(self) -> None:
-        """Make the observations that depend on the cues."""
+        """Compute the observations that depend on the cues."""
         self._oracle_obs = self._corridor_obs.copy()
         self._oracle_obs[1 : 1 + self.num_bits] = self._cues
         self._start_obs = (self._oracle_obs if self._oracle == 0 else self._corridor_obs).copy()
@@ -117,19 +117,19 @@ class _TMaze(Task):
 
 @gin.configurable
 class TMazePassive(_TMaze):
-    """A corridor with a fork at its end; the side that pays is shown at the first timestep only.
+    """A corridor with a fork at its end; the rewarded side is only shown at the first timestep.
 
     Observation: Box (1 + 2 * num_bits,) float32 = [is first timestep, cues (+1 up, -1 down, 0 after the first
     timestep), is at fork i]. Actions: 0 right, 1 up, 2 left, 3 down. The fork is `horizon` steps to the right
-    of the start. With several bits the next fork follows right behind, whichever way the agent turned; cue i
-    names the side that pays at fork i. The episode lasts at most `horizon + num_bits` steps and always
-    terminates (never truncates). The best return is `goal_reward`; without memory half of the turns are
-    right. `info["metric/success"]` is the share of forks passed on the right side, at the end.
+    of the start. With several bits, the next fork follows directly, whichever way the agent turned; cue i is
+    the rewarded side at fork i. The episode lasts at most `horizon + num_bits` steps and always terminates
+    (never truncates). The best return is `goal_reward`; without memory, half of the turns are right.
+    `info["metric/success"]` is the share of forks passed on the right side, reported at the end.
 
     Args:
         horizon: length of the corridor in env steps.
         penalty: reward of each action other than right before the forks. None means -1 / horizon.
-        goal_reward: reward for all turns together if they are those that the cues named.
+        goal_reward: reward for all turns together if they match the cues.
         num_bits: number of cues and forks.
 
     Source: Ni et al. 2023, arXiv:2307.03864, section 4.1 (our observation layout, and forks in a row).
@@ -138,16 +138,16 @@ class TMazePassive(_TMaze):
 
 @gin.configurable
 class TMazeActive(_TMaze):
-    """As `TMazePassive`, but the cues are shown one step to the left of the start, and only there.
+    """A `TMazePassive` in which the cues are only shown one step to the left of the start.
 
-    That step costs nothing, all others that do not lead right do. The episode lasts at most
-    `horizon + num_bits + 2` steps, so that there is time to look once, at the beginning. The best return is
-    `goal_reward`; who does not look turns to the right side half of the time.
+    That step costs nothing; all other steps in a wrong direction do. The episode lasts at most
+    `horizon + num_bits + 2` steps, so there is time to look once, at the beginning. The best return is
+    `goal_reward`; without looking, half of the turns are right.
 
     Args:
         horizon: length of the corridor in env steps, from the start to the first fork.
         penalty: reward of each action before the forks other than right. None means -1 / horizon.
-        goal_reward: reward for all turns together if they are those that the cues named.
+        goal_reward: reward for all turns together if they match the cues.
         num_bits: number of cues and forks.
 
     Source: Ni et al. 2023, arXiv:2307.03864, section 4.1 (our observation layout, and forks in a row).
@@ -158,15 +158,16 @@ class TMazeActive(_TMaze):
 
 @gin.configurable
 class TMazePixels(TMazePassive):
-    """The passive T-maze seen from above, as a picture: (64, 64, 3) uint8.
+    """The passive T-maze seen from above, as an image (64, 64, 3) uint8.
 
-    Grey are the corridor from left to right and the fork at its right end, white is the agent. At the first
-    timestep the agent is green if up pays, and red if down does. Everything else is as in `TMazePassive`.
+    The corridor from left to right and the fork at its right end are grey, and the agent is white. At the
+    first timestep, the agent is green if up is rewarded, and red if down is. Otherwise it equals
+    `TMazePassive`.
 
     Args:
         horizon: length of the corridor in env steps.
-        penalty: as in `TMazePassive`.
-        goal_reward: as in `TMazePassive`.
+        penalty: see `TMazePassive`.
+        goal_reward: see `TMazePassive`.
     """
 
     def __init__(
@@ -180,17 +181,18 @@ class TMazePixels(TMazePassive):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Walk back to the start and draw a new cue."""
+        """Return to the start and draw a new cue."""
         _, info = super().reset(seed=seed, options=options)
         return self._draw(_COLORS[self._cues[0]]), info
 
     def step(self, action: int) -> StepResult:
-        """Move; see the class for rewards."""
+        """Move the agent; see the class for rewards."""
         _, reward, terminated, truncated, info = super().step(action)
         return self._draw(_COLORS["agent"]), reward, terminated, truncated, info
 
     def _draw(self, color: tuple[int, int, int]) -> np.ndarray:
         picture = self._maze.copy()
-        left = self._position * (SIDE - _AGENT) // self._length  # the last column at the junction only
+        # The last column is reached only at the junction.
+        left = self._position * (SIDE - _AGENT) // self._length
         picture[_ROWS, left : left + _AGENT] = color
         return picture

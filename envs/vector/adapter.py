@@ -1,4 +1,4 @@
-"""Adapter for environments that bring their own batch axis (EnvPool, JAX and GPU environments, make_vec)."""
+"""An adapter for environments with their own batch axis (EnvPool, JAX and GPU environments, make_vec)."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from .base import SequenceVectorEnv, StepResult
 from .group import ColumnCheck, StepBuffers, column_checks, step_location
 
 SAME, NEXT, DISABLED = "SameStep", "NextStep", "Disabled"
-"""When a finished row is reset: with the step that ended it, with the step after, or only when asked to."""
+"""Times at which a finished row is reset: in the step that ended it, in the next step, or on request."""
 
 
 class AlreadyVectorizedEnv(SequenceVectorEnv):
     """One gymnasium VectorEnv in the library's form. See `SequenceVectorEnv` for the interface.
 
-    Every `metadata["autoreset_mode"]` of gymnasium is understood:
+    All values of gymnasium's `metadata["autoreset_mode"]` are supported:
 
     - SAME_STEP: the last observation comes as `infos["final_obs"]`, per row (an object array) or batched,
       with the mask `_final_obs`.
-    - NEXT_STEP (EnvPool, `gymnasium.make_vec`): the step after an episode's end only resets the row; it is
-      marked in `infos["_ignore"]`.
-    - DISABLED: finished rows are reset here, by `reset(options={"reset_mask": (N,) bool})`.
+    - NEXT_STEP (EnvPool, `gymnasium.make_vec`): the step after an episode's end only resets the row; such a
+      row is marked in `infos["_ignore"]`.
+    - DISABLED: this class resets finished rows, by `reset(options={"reset_mask": (N,) bool})`.
 
     Args:
         specs: recipes whose target is a registered id (made by `gymnasium.make_vec` with one row per recipe)
-            or returns a VectorEnv. Exactly one environment is built; several equal recipes mean that it
-            must have that many rows.
+            or returns a VectorEnv. Only one environment is built; several equal recipes mean that it must
+            have that many rows.
     """
 
     def __init__(self, specs: Sequence[EnvSpec]) -> None:
-        self.closed = True  # until there is something to close
+        self.closed = True  # nothing needs closing yet
         if any(spec is not specs[0] and spec != specs[0] for spec in specs[1:]):
             raise ValueError(
                 f"already_vectorized got {len(specs)} different environments, but builds a single one. "
@@ -74,13 +74,13 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         self._final_checks = column_checks(self._layout, self.buffers.final_obs)
         self.closed, self._num_steps = False, 0
         self._all_rows = np.ones(env.num_envs, np.bool_)
-        self._resets_next = np.zeros(env.num_envs, np.bool_)  # rows that the coming step only resets
+        self._resets_next = np.zeros(env.num_envs, np.bool_)  # rows that the next step only resets
         self.env_names = [specs[0].env_name or _name_of(env)] * env.num_envs
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Begin new episodes everywhere; the environment turns the seed into one per row."""
+        """Begin new episodes in all rows; the environment derives a seed for each row."""
         self._num_steps = 0
         found = self.env.reset(seed=seed, options=options)
         self.buffers.rewards.fill(0.0)
@@ -95,7 +95,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         return self.buffers.obs, self.infos(False, metrics)
 
     def step(self, actions: Any) -> StepResult:
-        """One env step everywhere, except in the rows that `infos["_ignore"]` marks."""
+        """Take one env step in all rows, except those that `infos["_ignore"]` marks."""
         buffers, ignored = self.buffers, self._resets_next
         buffers.actions[:] = actions
         self._num_steps += 1
@@ -112,7 +112,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         return result
 
     def begin_episodes(self, rows: np.ndarray) -> None:
-        """See the base class; only an environment that leaves resets to others can be reset row by row."""
+        """See the base class. Row-by-row resets work only if the environment does not reset rows itself."""
         if self._mode != DISABLED:
             raise NotImplementedError(
                 f"The agent ended episodes, but {type(self.env).__name__} resets finished rows itself (mode "
@@ -129,7 +129,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
             raise self._located(error) from None
 
     def render(self) -> Any:
-        """Whatever the environment renders."""
+        """Return the result of the environment's own `render`."""
         return self.env.render()
 
     def close_extras(self, **_: Any) -> None:
@@ -137,7 +137,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         close_all([self.env])
 
     def _query(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-        """The vector environment's own attribute, else those of its rows, in gymnasium's way."""
+        """Ask the vector environment's own attribute, or those of its rows in gymnasium's way."""
         name, *rest = arguments[0]
         owner = next((layer for layer in layers(self.env) if owns(layer, name)), None)
         if what == "has_attr":
@@ -172,7 +172,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         return (found(*args, **kwargs),) if callable(found) else (found,) * self.num_envs
 
     def state_problem(self) -> str | None:
-        """As of its base; here the vector environment speaks for all its rows."""
+        """See the base class; here the vector environment answers for all its rows."""
         if offers_state(self.env):
             return None
         name = type(self.env).__name__
@@ -182,23 +182,23 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         )
 
     def get_states(self) -> list[dict[str, Any]]:
-        """As of its base, one state for all rows."""
+        """See the base class; the list has one state for all rows."""
         state = copy.deepcopy(self.env.get_state())
         return [{"env": state, "resets_next": self._resets_next.copy()}]
 
     def set_states(self, states: Sequence[dict[str, Any]]) -> None:
-        """As of its base."""
+        """See the base class."""
         (state,) = states
         self.env.set_state(copy.deepcopy(state["env"]))
         self._resets_next = state["resets_next"].copy()
 
     def _rows_have(self, name: str) -> bool:
-        """True if every row has the attribute and can be asked for it."""
+        """True if every row has the attribute and can be queried for it."""
         call = getattr(self.env.unwrapped, "call", None)
         return call is not None and all(call("has_wrapper_attr", name))
 
     def _take(self, found: tuple[Any, ...], ignored: np.ndarray) -> tuple[bool, Metrics]:
-        """Put the results of a step into the buffers, and begin episodes; whether any ended, and metrics."""
+        """Copy a step's results to the buffers, and begin episodes; returns if any ended, and metrics."""
         raw, rewards, terminated, truncated, infos = found
         buffers, taken = self.buffers, None
         if ignored.any():
@@ -219,7 +219,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         return has_ended, metrics
 
     def _finish(self, ended: np.ndarray, infos: Mapping[str, Any]) -> Metrics:
-        """Fill `final_obs` and, where possible, `obs` of the rows that ended; metrics of their reset."""
+        """Fill `final_obs` and, if possible, `obs` of ended rows; returns the metrics of their reset."""
         if self._mode == SAME:
             self._write_final(infos, ended)
             return []
@@ -246,10 +246,10 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
                 raise _of_row(error, rows) from None
 
     def _batch(self, value: Any, what: str) -> Any:
-        """The value, which has one entry per environment. Raises: ValueError if it has not."""
+        """Check that a value has one entry per environment. Raises: ValueError if it does not."""
         try:
             shape = np.shape(value)
-        except ValueError:  # lists of different lengths
+        except ValueError:  # the lists have different lengths
             shape = (len(value),)
         if shape[:1] != (self.num_envs,):
             raise ValueError(
@@ -292,12 +292,12 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         return error.completed(f"The environment {name} returned", step_location(error.row, self._num_steps))
 
     def _columns_of(self, infos: Mapping[str, Any], unmasked: np.ndarray, allowed: np.ndarray) -> Metrics:
-        """Metrics of infos that have one entry per environment, with the mask "_<key>" of those that count.
+        """Collect metrics from infos with one entry per environment, and an optional mask "_<key>".
 
         Args:
-            infos: may have no mask for a key.
-            unmasked: (N,) bool, the rows that count then.
-            allowed: (N,) bool, those that may count at all.
+            infos: may lack the mask for a key.
+            unmasked: (N,) bool, the rows that count if the mask is missing.
+            allowed: (N,) bool, the rows that may count at all.
         """
         metrics: Metrics = []
         for key, values in infos.items():
@@ -313,7 +313,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
 
 
 def _of_row(error: WrongValueError, rows: np.ndarray | None) -> WrongValueError:
-    """The error, found in the rows (N,) bool of a batch, with its row in the batch itself."""
+    """Convert an error's row, counted in the rows (N,) bool, to the row in the whole batch."""
     if rows is None or error.row is None:
         return error
     return error.at(int(np.flatnonzero(rows)[error.row]))
@@ -325,7 +325,7 @@ def _name_of(env: Any) -> str:
 
 
 def _autoreset_mode(env: Any) -> str:
-    """SAME, NEXT or DISABLED."""
+    """Return SAME, NEXT or DISABLED."""
     mode = (env.metadata or {}).get("autoreset_mode")
     name = str(getattr(mode, "value", mode))
     if name not in (SAME, NEXT, DISABLED):

@@ -1,4 +1,4 @@
-"""What every vector environment of this library offers."""
+"""The interface of the library's vector environments."""
 
 from __future__ import annotations
 
@@ -17,55 +17,54 @@ from .group import StepBuffers
 
 try:
     from gymnasium.vector import AutoresetMode
-except ImportError:  # gymnasium 1.0 has the behaviour, but not yet the name
+except ImportError:  # gymnasium 1.0 has this behaviour, but not the name
     AutoresetMode = None  # type: ignore[assignment,misc]
 
 logger = logging.getLogger("loxodon")
 SAME_STEP: Any = AutoresetMode.SAME_STEP if AutoresetMode is not None else "SameStep"
-_SLACK = 1e-3  # fraction of a bound by which a value may exceed it through rounding
+_SLACK = 1e-3  # fraction of a bound by which rounding may exceed it
 _STEPS_TO_CHECK = 100
 _OWN_METHODS = ("reset", "step", "close", "render")
 StepResult = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
 def _widened(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds that rounding does not leave."""
+    """Bounds of a Box, widened to allow for rounding."""
     low, high = (bound.astype(np.float64) for bound in (space.low, space.high))
     return low - _SLACK * np.maximum(1.0, np.abs(low)), high + _SLACK * np.maximum(1.0, np.abs(high))
 
 
 class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
-    """N environments stepped together; one that ends is reset within the same step.
+    """N environments that are stepped together; an environment that ends is reset within the same step.
 
     step(actions (N,) or (N, K) int, or (N, A) float) returns obs dict of [N, ...], rewards (N,) float32,
-    terminated (N,) bool, truncated (N,) bool, infos. Where an episode ended, `obs` is already the
-    first of the next episode (but see `_ignore`) and
+    terminated (N,) bool, truncated (N,) bool, infos. If an episode ended, its row of `obs` is already the
+    first observation of the next episode (but see `_ignore`) and
 
     - infos["final_obs"]: dict of [N, ...], the episode's true last observation, valid where
       infos["_final_obs"] ((N,) bool) is True. Both are absent when no episode ended.
     - infos["metrics"]: list of (env index, name, value); absent when empty. All of them count.
-    - infos["_ignore"]: (N,) bool, True in rows where this was no env step at all; absent when False in every
-      row. It comes only from environments that bring their own batch axis and reset a finished row during the
-      *next* step (NEXT_STEP autoreset). There `obs` of an ended row is the final observation once more, and
-      the following call throws the row's action away, marks the row in `_ignore` and gives the first
-      observation of the new episode in `obs`, with reward 0 and both flags False. Whoever steps the
-      environments must honour it:
+    - infos["_ignore"]: (N,) bool, True in rows that took no env step; absent when False in every row. Only
+      environments with their own batch axis that reset a finished row during the *next* step (NEXT_STEP
+      autoreset) return it. There, `obs` of an ended row is the final observation. The following call ignores
+      the row's action and marks the row in `_ignore`. It returns the first observation of the new episode in
+      `obs`, with reward 0 and both flags False. Code that steps the environments must handle it:
 
-      - no timestep: such a row is neither stored nor counted (no transition, no env step, no reward or
-        length in the statistics: `ReturnHistory.add_step` takes the mask);
-      - a fresh start: afterwards the row is treated exactly like one that ended in this call, from `obs`
-        (trajectory begun anew, zero reward and previous action, time index 0, hidden state reset, name read
-        again). Doing so in the step before as well is harmless, since nothing was stored in between. With
-        `fresh = ended | ignore` in place of `ended` one code path covers both.
+      - Skip the timestep: such a row is neither stored nor counted (no transition, no env step, no reward or
+        length in the statistics: `ReturnHistory.add_step` takes the mask).
+      - Start anew: afterwards the row is treated exactly like one that ended in this call, from `obs` (new
+        trajectory, zero reward and previous action, time index 0, hidden state reset, name read again).
+        Doing so in the step before as well is harmless, since nothing was stored in between. With
+        `fresh = ended | ignore` instead of `ended`, one code path covers both.
 
-    The arrays in `obs` and `final_obs` are reused by the next call: copy what must outlive it. `env_names`
-    lists the current names; a change makes a new list, so one fetched before a step stays what it was.
+    The arrays in `obs` and `final_obs` are reused by the next call, so copy values that you keep. `env_names`
+    lists the current names; a change makes a new list, so a list fetched earlier never changes.
 
-    `env_observation_space` and `env_action_space` are those of the first environment itself, before its
+    `env_observation_space` and `env_action_space` are the spaces of the first environment, before its
     observations are flattened and its actions scaled.
 
-    Text observations (`text_keys`) are [N] object arrays of str: never tensors, and nothing a file of plain
-    arrays can hold. They are there for encoders and wrappers that can read them; all others leave them out.
+    Text observations (`text_keys`) are [N] object arrays of str. They cannot become tensors, nor be stored in
+    files of plain arrays. Encoders and wrappers that can read them use them; all other code omits them.
     """
 
     def __init__(self, obs_space: spaces.Dict, action_space: spaces.Space[Any], buffers: StepBuffers) -> None:
@@ -79,12 +78,13 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self.env_action_space: spaces.Space[Any] = action_space
         self.env_names: list[str] = []
         boxes = {key: space for key, space in obs_space.spaces.items() if isinstance(space, spaces.Box)}
-        self._obs_bounds = {key: _widened(space) for key, space in boxes.items()}  # until a value is outside
+        # Keys are removed once a value is outside.
+        self._obs_bounds = {key: _widened(space) for key, space in boxes.items()}
         self._steps_to_check = _STEPS_TO_CHECK
         self.text_keys = tuple(key for key, space in obs_space.spaces.items() if is_text(space))
 
     def seeds_of(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
-        """One seed per environment: seed + i, the given ones, or None everywhere."""
+        """Return one seed per environment: seed + i, the given seeds, or None for all."""
         if seed is None:
             return [None] * self.num_envs
         if isinstance(seed, (int, np.integer)):
@@ -99,19 +99,19 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     # ---- attributes and methods of the environments themselves ----
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """What the method `name` of every environment returns (of a plain attribute: its value), N entries.
+        """Call the method `name` of every environment; returns N results (for a plain attribute, its values).
 
-        A vector environment made by the user that has the method itself answers for all rows with one entry.
+        If a user's vector environment has the method itself, it answers for all rows with one entry.
 
         Raises: AttributeError if an environment does not have it (EnvError from a worker process, which ends
-            all of them: ask `has_attr` first); ValueError for what has to go through this class.
+            all workers: call `has_attr` first); ValueError for methods that must be called on this class.
         """
         return self.call_each(name, [args] * self.num_envs, kwargs)
 
     def call_each(
         self, name: str, arguments: Sequence[tuple[Any, ...]], kwargs: dict[str, Any] | None = None
     ) -> tuple[Any, ...]:
-        """As `call`, with the positional arguments of each environment: one tuple per environment."""
+        """Like `call`, with separate positional arguments for each environment: one tuple per environment."""
         if name in _OWN_METHODS:
             raise ValueError(
                 f"call got {name!r}, which would leave this vector environment behind. Allowed is any other "
@@ -125,18 +125,18 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         return self.call(name)
 
     def has_attr(self, name: str) -> tuple[bool, ...]:
-        """Whether each environment, or one of its wrappers, has the attribute."""
+        """Return for each environment whether it, or one of its wrappers, has the attribute."""
         return self._query("has_attr", [(name,)] * self.num_envs)
 
     def call_if_defined(self, name: str, *args: Any) -> None:
-        """Call the method `name` of those environments that have it."""
+        """Call the method `name` of all environments that have it."""
         self._query("call_if_defined", [(name, *args)] * self.num_envs)
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of every environment where it is defined: a list or tuple has one value for each.
+        """Set an attribute of every environment that defines it; a list or tuple has one value for each.
 
-        `max_episode_length` works for all environments: where none of the wrappers has it, episodes are
-        truncated after so many env steps from now on.
+        `max_episode_length` works for all environments: if none of the wrappers has it, episodes are
+        truncated after that many env steps from now on.
 
         Raises: AttributeError (EnvError from a worker process) if an environment does not have it.
         """
@@ -146,12 +146,12 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self._query("set_attr", [(name, value) for value in values])
 
     def begin_episodes(self, rows: np.ndarray) -> None:
-        """Reset the environments of some rows, after a step in which their episodes have not ended.
+        """Reset the environments of some rows, after a step that did not end their episodes.
 
-        Their observations move from `buffers.obs` to `buffers.final_obs`, and `buffers.obs` has the first
-        ones of the new episodes then. rows: (N,) bool.
+        Their observations move from `buffers.obs` to `buffers.final_obs`, and `buffers.obs` receives the
+        first observations of the new episodes. rows: (N,) bool.
 
-        Raises: NotImplementedError for a vector environment made by the user that cannot do so.
+        Raises: NotImplementedError for a user's vector environment that cannot do this.
         """
         buffers, names = self.buffers, list(self.env_names)
         answers = self._query("begin_episode", [(bool(row),) for row in rows])
@@ -165,23 +165,23 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     # ---- their states, see env_state.py ----
 
     def state_problem(self) -> str | None:
-        """Why the states of the environments cannot be stored; None if they can."""
+        """The reason why the states of the environments cannot be stored; None if they can."""
         return next(filter(None, self._query("state_problem", [()] * self.num_envs)), None)
 
     def get_states(self) -> list[dict[str, Any]]:
-        """What `set_states` takes; ask `state_problem` first."""
+        """Return states for `set_states`; call `state_problem` first."""
         return list(self._query("get_state", [()] * self.num_envs))
 
     def set_states(self, states: Sequence[dict[str, Any]]) -> None:
-        """Go on where the environments stood when `get_states` was called; comes after a `reset`.
+        """Continue from the states that `get_states` returned; called after a `reset`.
 
-        The observations in the buffers stay those of the reset until the next step.
+        The buffers keep the observations of the reset until the next step.
         """
         self._check_rows(states, "states")
         self.env_names = list(self._query("set_state", [(state,) for state in states]))
 
     def _query(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-        """Ask every environment; `what` is a key of `ATTRIBUTE_QUERIES`, with one argument tuple per env."""
+        """Query every environment; `what` is a key of `ATTRIBUTE_QUERIES`; each has its argument tuple."""
         raise NotImplementedError
 
     def _check_rows(self, rows: Sequence[Any], what: str) -> None:
@@ -192,7 +192,7 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             )
 
     def infos(self, has_ended: bool, metrics: Metrics) -> dict[str, Any]:
-        """The infos dict of one call, whose observations are in the buffers."""
+        """Make the infos dict of one call; its observations are in the buffers."""
         if self._steps_to_check:
             self._steps_to_check -= 1
             self._warn_if_outside(self.buffers.obs, range(self.num_envs))
@@ -206,7 +206,7 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         return infos
 
     def _warn_if_outside(self, obs: dict[str, np.ndarray], rows: Sequence[int]) -> None:
-        """Warn, once per key, of observations in these rows that the observation space does not allow."""
+        """Warn, once per key, if observations in these rows are outside the observation space."""
         for key, (low, high) in list(self._obs_bounds.items()):
             values = obs[key][rows]
             is_outside = (values < low) | (values > high)
@@ -223,7 +223,7 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
                 )
 
     def step_result(self, has_ended: bool, metrics: Metrics) -> StepResult:
-        """The return value of `step`, from the buffers."""
+        """Make the return value of `step` from the buffers."""
         buffers = self.buffers
         return (
             buffers.obs,

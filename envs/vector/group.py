@@ -43,11 +43,11 @@ ColumnCheck = tuple[Callable[[np.ndarray], None], np.ndarray]
 
 @dataclass(frozen=True)
 class StepBuffers:
-    """Everything one vector step exchanges, as arrays with a leading env axis N.
+    """All arrays of one vector step, each with a leading env axis N.
 
     obs, final_obs: per key [N, ...]; rewards (N,) float32; terminated, truncated (N,) bool; actions (N,)
-    int64 or (N, A) float32. Text observations are (N,) arrays of Python strings, which no shared memory can
-    hold: every process has its own.
+    int64 or (N, A) float32. Text observations are (N,) arrays of Python strings, which shared memory cannot
+    hold, so every process has its own.
     """
 
     obs: dict[str, np.ndarray]
@@ -67,7 +67,7 @@ class StepBuffers:
     def carve(
         cls, memory: Any, obs_space: spaces.Dict, action_space: spaces.Space[Any], num_envs: int
     ) -> StepBuffers:
-        """Lay the arrays out in `memory`, any writable buffer of at least `num_bytes` bytes."""
+        """Place the arrays in `memory`, a writable buffer of at least `num_bytes` bytes."""
         arrays, offset = [], 0
         for name, shape, dtype in _fields(obs_space, action_space, num_envs):
             if np.dtype(dtype).hasobject:
@@ -81,7 +81,7 @@ class StepBuffers:
 
     @property
     def text_columns(self) -> list[np.ndarray]:
-        """The (N,) arrays of text, first those of `obs`, then those of `final_obs`."""
+        """The (N,) arrays of text: those of `obs`, then those of `final_obs`."""
         return [c for c in (*self.obs.values(), *self.final_obs.values()) if c.dtype == object]
 
     def rows(self, start: int, stop: int) -> StepBuffers:
@@ -122,18 +122,18 @@ def _padded(shape: tuple[int, ...], dtype: Any) -> int:
 
 
 class EnvGroup:
-    """Steps several environments one after the other; a finished one is reset within the same step.
+    """Steps several environments one after the other; a finished environment is reset within the same step.
 
     Attributes:
         env_names: current name of each environment.
-        failed_row: row of the environment that was being called when the last exception left this object.
-        num_steps: since the last reset of all.
+        failed_row: row of the environment that raised the last exception.
+        num_steps: steps since all environments were last reset.
 
     Args:
         envs: the environments.
-        buffers: arrays with one row per environment; `step` reads the actions there and writes everything
-            else.
-        first_row: number of the first one among all environments, for errors.
+        buffers: arrays with one row per environment; `step` reads the actions there and writes all other
+            arrays.
+        first_row: index of envs[0] among all environments, for errors.
     """
 
     def __init__(self, envs: Sequence[SequenceEnv], buffers: StepBuffers, first_row: int = 0) -> None:
@@ -150,7 +150,7 @@ class EnvGroup:
         self.env_names = [env.env_name for env in self.envs]
 
     def reset(self, seeds: Sequence[int | None], options: dict[str, Any] | None) -> Metrics:
-        """Begin a new episode everywhere; observations are in the buffers afterwards."""
+        """Begin a new episode in all environments; the observations are in the buffers afterwards."""
         metrics: Metrics = []
         self.num_steps = 0
         self._buffers.rewards.fill(0.0)
@@ -159,7 +159,7 @@ class EnvGroup:
         row = 0
         try:
             for row, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
-                own = None if options is None else dict(options)  # an environment may take entries out
+                own = None if options is None else dict(options)  # an environment may remove entries
                 raw, info = reset_result(env.env.reset(seed=seed, options=own), env)
                 env.obs_layout.write(raw, self._obs_columns, row)
                 if info:
@@ -172,10 +172,10 @@ class EnvGroup:
         return metrics
 
     def step(self) -> tuple[bool, Metrics]:
-        """One step of every environment with the buffers' actions.
+        """Step every environment with the buffers' actions.
 
-        Returns: whether any episode ended (its last observation is in `final_obs`, its next first one in
-            `obs`), and the special metrics.
+        Returns: whether any episode ended (its last observation is in `final_obs`, the first one of the next
+            episode in `obs`), and the special metrics.
         """
         columns = self._obs_columns
         metrics: Metrics = []
@@ -210,7 +210,7 @@ class EnvGroup:
         return bool(ended), metrics
 
     def _store(self, rewards: list[float], ended: list[tuple[int, bool, bool]]) -> None:
-        """Put the rewards and flags of a step into the buffers, and check the observations there."""
+        """Write the rewards and flags of a step to the buffers, and check the observations there."""
         buffers = self._buffers
         buffers.rewards[:] = rewards
         buffers.terminated.fill(False)
@@ -226,7 +226,7 @@ class EnvGroup:
     def _begin_episode(self, row: int, metrics: Metrics) -> Any:
         """Reset one environment; returns the raw observation.
 
-        metrics: those of the reset are added, except for names that the step before it has reported.
+        metrics: receives those of the reset, except for names that the previous step reported.
         """
         env = self.envs[row]
         raw, info = reset_result(env.env.reset(), env)
@@ -238,18 +238,18 @@ class EnvGroup:
 
     @property
     def text_columns(self) -> list[np.ndarray]:
-        """See `StepBuffers.text_columns`; here one row per environment of the group."""
+        """See `StepBuffers.text_columns`; here, one row per environment of the group."""
         return self._buffers.text_columns
 
     def query(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The answer of each environment; `what` is a key of `_QUERIES`, with one tuple of arguments each."""
+        """Query each environment; `what` is a key of `_QUERIES`; each has its tuple of arguments."""
         answers = []
         for row, (env, argument) in enumerate(zip(self.envs, arguments, strict=True)):
             self.failed_row = row
             answers.append(_QUERIES[what](env, *argument))
         if what in ("set_state", "begin_episode"):
             self._refresh_names(range(len(self.envs)))
-        self._steps = self._step_methods()  # there may be a wrapper more now
+        self._steps = self._step_methods()  # the query may have added a wrapper
         return answers
 
     def _step_methods(self) -> list[Callable[[Any], Any]]:
@@ -276,7 +276,7 @@ class EnvGroup:
                 raise self._located(error, row if rows is None else rows[row]) from None
 
     def _explain(self, error: BaseException, row: int, call: str) -> None:
-        """Note which environment failed, and raise an error that says more if it returned something wrong."""
+        """Record which environment failed; if it returned a wrong value, raise an error with its location."""
         self.failed_row = row
         if isinstance(error, WrongValueError):
             raise self._located(error, row) from None
@@ -284,7 +284,7 @@ class EnvGroup:
             raise wrong_result(self.envs[row], call, f"something else ({error})") from None
 
     def _located(self, error: WrongValueError, row: int) -> ValueError:
-        """The error with the name of the environment, and when it happened."""
+        """Add the name of the environment and the time to an error."""
         self.failed_row = row
         return error.completed(
             f"The environment {self.env_names[row]} returned",
@@ -307,19 +307,19 @@ class EnvGroup:
 
 
 def column_checks(layout: ObsLayout, columns: dict[str, np.ndarray]) -> list[ColumnCheck]:
-    """What to check of columns, once per vector step: `ObsLeaf.check` where it can find something."""
+    """Return the checks of the columns for each vector step: `ObsLeaf.check` if it can find anything."""
     return [(leaf.check, columns[leaf.key]) for leaf in layout.leaves if leaf.has_checks]
 
 
 def step_location(row: int | None, num_steps: int) -> str:
-    """Where and when an environment returned something, for errors; `row` counts all, None leaves it out."""
+    """The location of a returned value, for errors; `row` counts all environments, None omits it."""
     return f"{'' if row is None else f'environment {row}, '}step {num_steps} since all were reset"
 
 
 def check_same_spaces(
     envs: Sequence[SequenceEnv], obs_space: spaces.Dict, action_space: Any, first: int
 ) -> None:
-    """Raise EnvError unless every environment has the given spaces; `first` is the number of envs[0]."""
+    """Raise EnvError unless every environment has the given spaces; `first` is the index of envs[0]."""
     for number, env in enumerate(envs, start=first):
         if not have_same_spaces(env.observation_space, env.action_space, obs_space, action_space):
             raise EnvError(
@@ -333,12 +333,12 @@ def check_same_spaces(
 def have_same_spaces(
     obs_space: Any, action_space: Any, other_obs_space: Any, other_action_space: Any
 ) -> bool:
-    """Whether an agent for the one pair of spaces, in the library's form, fits the other."""
+    """Return True if an agent for the first pair of spaces, in the library's form, fits the second."""
     return _signature(obs_space) == _signature(other_obs_space) and action_space == other_action_space
 
 
 def _signature(space: Any) -> list[tuple[Any, ...]]:
-    """What must agree: all but the bounds of a Box and the words of a text."""
+    """The part of a space that must agree: everything but the bounds of a Box and the words of a text."""
     return [
         (key, leaf.shape, leaf.dtype) if isinstance(leaf, spaces.Box) or is_text(leaf) else (key, leaf)
         for key, leaf in space.spaces.items()

@@ -1,4 +1,4 @@
-"""make_vector_env: the parallel environments of a mode."""
+"""make_vector_env builds the parallel environments of a mode."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def make_vector_env(
     """Build the parallel environments.
 
     Args:
-        specs: one recipe per environment; for "already_vectorized" recipes of one vector environment.
+        specs: one recipe per environment; for "already_vectorized", recipes of one vector environment.
         mode: "sync" (in this process), "async" (worker processes), or "already_vectorized" (the recipe makes
             a gymnasium VectorEnv).
         context: start method of the workers, "fork", "forkserver", "spawn" or None (the platform's default).
-        num_workers: number of worker processes; None: AsyncVectorEnv.num_workers.
-        seed: of the global random generators in the workers; see AsyncVectorEnv.
+        num_workers: number of worker processes; None for AsyncVectorEnv.num_workers.
+        seed: seed of the global random generators in the workers; see AsyncVectorEnv.
     """
     check_choice("Experiment.env_mode", mode, MODES)
     if not specs:
@@ -42,6 +42,6 @@ def make_vector_env(
         return AlreadyVectorizedEnv(specs)
     if mode == "sync":
         return SyncVectorEnv(specs)
-    # Without a number here, gin may have one.
+    # If no number is passed, gin's binding applies.
     workers: dict[str, Any] = {} if num_workers is None else {"num_workers": num_workers}
     return AsyncVectorEnv(specs, context=context, seed=seed, **workers)

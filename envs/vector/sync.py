@@ -30,13 +30,13 @@ class SyncVectorEnv(SequenceVectorEnv):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Begin new episodes everywhere; env i is seeded with seed + i."""
+        """Begin new episodes in all environments; env i is seeded with seed + i."""
         metrics = self._group.reset(self.seeds_of(seed), options)
         self.env_names = self._group.env_names
         return self.buffers.obs, self.infos(False, metrics)
 
     def step(self, actions: Any) -> StepResult:
-        """One env step everywhere."""
+        """Take one env step in all environments."""
         self.buffers.actions[:] = actions
         has_ended, metrics = self._group.step()
         self.env_names = self._group.env_names

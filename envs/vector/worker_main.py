@@ -1,4 +1,4 @@
-"""The main loop of a worker process of `AsyncVectorEnv`, with several environments. No heavy imports here."""
+"""The main loop of an `AsyncVectorEnv` worker, which runs several environments. No heavy imports here."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ..spec import EnvSpec, build_all, register_as
 from .group import EnvGroup, StepBuffers, check_same_spaces
 
 STEP = b"s"
-"""The one message that asks for a step; actions and results lie in shared memory."""
+"""The message that requests a step; actions and results are in shared memory."""
 CLOSE = b"c"
-"""Asks the worker to end. End-of-file alone would not do: workers forked later hold copies of the pipe."""
+"""The message that ends a worker. End-of-file is not enough: later forked workers hold copies of the pipe."""
 GRACE_S = 30
-"""A worker that was asked to end by SIGTERM lives on for so long, unless its parent ends it before."""
+"""Seconds for which a worker continues after SIGTERM, unless its parent ends it earlier."""
 _GENERATORS = "generators"
 NOTHING_NEW = b""
-"""The answer to a step in which no episode ended, no metric came and no text observation changed."""
+"""The answer to a step without ended episodes, metrics or changed text observations."""
 
 
 class Recipes(NamedTuple):
-    """Environments of a worker before they are made, and the spaces that they must have.
+    """A worker's environments before they are made, and the spaces that they must have.
 
     registered: see `spec.registered`.
     """
@@ -46,11 +46,11 @@ class Recipes(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """What a worker needs to know.
+    """The environments, memory and seed of a worker.
 
-    recipes: the recipes and the spaces they must have, in a worker that is not a fork as `ship` packs them;
-    memory: shared, laid out by StepBuffers for all num_envs environments; seed: of the vector environment,
-    for what the constructors of environments draw.
+    recipes: the recipes and the spaces they must have; packed by `ship` for a worker that is not a fork;
+    memory: shared, laid out by StepBuffers for all num_envs environments; seed: seed of the vector
+    environment, for random numbers in the constructors of environments.
     """
 
     recipes: Recipes | bytes
@@ -72,18 +72,18 @@ class WorkerFailure:
 
 
 def run_worker(connection: Connection, inherited: Sequence[Connection], job: WorkerJob) -> None:
-    """Serve step and reset until the parent asks to close, closes the connection or dies.
+    """Serve step and reset until the parent requests the end, closes the connection or dies.
 
     Args:
         connection: this worker's end.
         inherited: the parent's ends that forking copied into this process. They are closed, so that every
-            worker sees end-of-file when the parent is gone.
+            worker sees end-of-file when the parent ends.
         job: the environments and the shared memory.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides what it means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent handles it
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _exit_after_grace)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # an environment with a model: workers share the cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers with models share the cores
     for other in inherited:
         other.close()
     group: EnvGroup | None = None
@@ -92,14 +92,14 @@ def run_worker(connection: Connection, inherited: Sequence[Connection], job: Wor
         if group is not None:
             _serve(connection, group)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the parent is gone
+        pass  # the parent has ended
     finally:
         if group is not None:
             group.close()
 
 
 def _exit_after_grace(*_: object) -> None:
-    """A preempted machine asks all processes to end: the parent, which needs this one, first saves."""
+    """End some seconds after SIGTERM: on a preempted machine, the parent needs its workers while it saves."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(GRACE_S)
 
@@ -111,7 +111,7 @@ def _build(connection: Connection, job: WorkerJob) -> EnvGroup | None:
         check_same_spaces(envs, recipes.obs_space, recipes.action_space, job.first_row)
         buffers = StepBuffers.carve(job.memory, recipes.obs_space, recipes.action_space, job.num_envs)
         group = EnvGroup(envs, buffers.rows(job.first_row, job.first_row + job.num_rows), job.first_row)
-    except BaseException as error:  # whatever a user's constructor raises must reach the parent
+    except BaseException as error:  # any exception of a user's constructor must reach the parent
         row = job.first_row + min(len(envs), job.num_rows - 1)
         connection.send(_failure(row, "being built", error))
         return None
@@ -120,7 +120,7 @@ def _build(connection: Connection, job: WorkerJob) -> EnvGroup | None:
 
 
 def _make(job: WorkerJob, made: list[SequenceEnv]) -> Recipes:
-    """Make the environments as gin's bindings want them, and put them into `made`; returns the recipes."""
+    """Make the environments with gin's bindings, and add them to `made`; returns the recipes."""
     seed_generators(job.seed, job.first_row)
     if not isinstance(job.recipes, bytes):
         build_all(job.recipes.specs, made)
@@ -130,7 +130,8 @@ def _make(job: WorkerJob, made: list[SequenceEnv]) -> Recipes:
     register_as(recipes.specs, recipes.registered)
     num_bound = bind_known(text)
     build_all(recipes.specs, made)
-    if bind_known(text) > num_bound:  # building them has imported more, with bindings that were unknown then
+    # Building the environments imported more configurables, whose bindings can be set only now.
+    if bind_known(text) > num_bound:
         close_all(made, job.first_row)
         made.clear()
         seed_generators(job.seed, job.first_row)
@@ -139,14 +140,14 @@ def _make(job: WorkerJob, made: list[SequenceEnv]) -> Recipes:
 
 
 class TextFeed:
-    """Text observations, which shared memory cannot hold: they go through the pipe when they changed."""
+    """Text observations, which shared memory cannot hold: they are sent through the pipe when they change."""
 
     def __init__(self, columns: list[np.ndarray]) -> None:
         self._columns = columns
         self._sent: list[list[str]] | None = None
 
     def changed(self) -> list[list[str]] | None:
-        """The content of every column; None if nothing has changed since the last call."""
+        """The content of every column; None if it has not changed since the last call."""
         if not self._columns:
             return None
         texts = [column.tolist() for column in self._columns]
@@ -166,7 +167,7 @@ def _serve(connection: Connection, group: EnvGroup) -> None:
             else:
                 doing, argument = pickle.loads(message)
                 answer = _handle(group, feed, doing, argument)
-        except BaseException as error:  # whatever a user's environment raises must reach the parent
+        except BaseException as error:  # any exception of a user's environment must reach the parent
             connection.send(_failure(group.first_row + group.failed_row, doing, error))
             return
         connection.send_bytes(answer)
@@ -191,7 +192,7 @@ def _handle(group: EnvGroup, feed: TextFeed, command: str, argument: Any) -> byt
     if command == "render":
         return pickle.dumps(group.render())
     answers = group.query(command, argument)
-    if command == "get_state":  # the first environment of a process stands for all that share its generators
+    if command == "get_state":  # the first environment of a process also stores the generators that all share
         answers[0] = {**answers[0], _GENERATORS: generators_state()}
     elif command == "set_state":
         for state in (state for (state,) in argument if _GENERATORS in state):

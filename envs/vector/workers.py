@@ -1,4 +1,4 @@
-"""Environments in worker processes: several each, data in shared memory, one wake-up per step and worker."""
+"""Environments in worker processes: several per worker, shared memory, one wake-up per step and worker."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .worker_main import CLOSE, STEP, Recipes, WorkerFailure, WorkerJob, run_wor
 CONTEXTS = ("fork", "forkserver", "spawn")
 ALIVE_CHECK_MS = 1000
 CLOSE_TIMEOUT_S = 5.0
-CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds in each period, and the period
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # a container's quota: microseconds in each period, and the period
 _open_envs: weakref.WeakSet[AsyncVectorEnv] = weakref.WeakSet()
 
 
@@ -42,15 +42,16 @@ _open_envs: weakref.WeakSet[AsyncVectorEnv] = weakref.WeakSet()
 class AsyncVectorEnv(SequenceVectorEnv):
     """Environments in worker processes. See `SequenceVectorEnv` for the interface.
 
-    `step` is `step_async` followed by `step_wait`; between the two the caller is free to work. After any
-    failure the workers are stopped and every further call says so.
+    `step` is `step_async` followed by `step_wait`; between the two, the caller can do other work. After any
+    failure the workers are stopped, and every further call raises an error that says so.
 
     Args:
         specs: one recipe per environment.
         context: start method, "fork", "forkserver", "spawn", or None for the platform's default.
         num_workers: None means one per CPU core this process may use, at most one per environment.
-        share: of how many vector envs that share these workers this is one.
-        seed: of the global random generators in the workers, until `reset` has a seed; None draws one.
+        share: number of vector envs, including this one, that the workers are divided among.
+        seed: seed of the global random generators in the workers, until `reset` receives a seed; None draws
+            one.
 
     Raises: EnvError when a worker dies or an environment raises, with the environment's own traceback.
     """
@@ -64,7 +65,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
         share: int = 1,
         seed: int | None = None,
     ) -> None:
-        self.closed = True  # until there is something to close
+        self.closed = True  # nothing needs closing yet
         if context is not None:
             check_choice("Experiment.async_env_mp_context", context, CONTEXTS)
         num_workers = _count_workers(num_workers, len(specs), share)
@@ -97,7 +98,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Begin new episodes everywhere; env i is seeded with seed + i, and the workers by it too."""
+        """Begin new episodes in all environments; seed + i seeds env i, and its worker's generators."""
         if self._is_waiting:
             self.step_wait()
         seeds = self.seeds_of(seed)
@@ -107,7 +108,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
         return self.buffers.obs, self.infos(False, metrics)
 
     def step(self, actions: Any) -> StepResult:
-        """One env step everywhere."""
+        """Take one env step in all environments."""
         self.step_async(actions)
         return self.step_wait()
 
@@ -146,9 +147,9 @@ class AsyncVectorEnv(SequenceVectorEnv):
         return tuple(frame for worker in range(len(self._bounds)) for frame in self._receive(worker))
 
     def close_extras(self, **_: Any) -> None:
-        """Stop every worker: politely first, then by force."""
+        """Stop every worker: by a request first, then by force."""
         for connection in self._connections:
-            with suppress(OSError):  # the worker is gone already
+            with suppress(OSError):  # the worker has ended already
                 connection.send_bytes(CLOSE)
             connection.close()
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
@@ -196,7 +197,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
         try:
             self._connections[worker].send_bytes(message)
         except OSError:
-            self._receive(worker)  # reports a failure the worker left behind, or its death
+            self._receive(worker)  # reports the worker's failure, or its death
             raise
 
     def _gather(self) -> tuple[bool, Metrics]:
@@ -217,7 +218,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
         return has_ended, metrics
 
     def _receive(self, worker: int) -> Any:
-        """The worker's answer, unpickled; None if it had nothing to say. Our own workers are trusted."""
+        """The worker's answer, unpickled; None if it is empty. Our own workers are trusted."""
         try:
             while not self._pollers[worker].poll(ALIVE_CHECK_MS):
                 if not self._processes[worker].is_alive() and not self._pollers[worker].poll(0):
@@ -250,16 +251,17 @@ class AsyncVectorEnv(SequenceVectorEnv):
         )
 
 
-@atexit.register  # after the import of multiprocessing.util, so before that one waits for all processes
+# Registered after the import of multiprocessing.util, so it runs before that waits for all processes.
+@atexit.register
 def _close_all() -> None:
-    """End the workers of a program that ends without close(): a signal alone does not end them at once."""
+    """End the workers of a program that ends without close(); a signal alone does not end them at once."""
     for envs in list(_open_envs):
         if envs._owner_pid == os.getpid():
             envs.close()
 
 
 class EnvHalves(SequenceVectorEnv):
-    """All environments of several vector environments that are stepped in turns, so not through this.
+    """All environments of several vector environments, which are stepped in turns, not through this class.
 
     It answers for all of them (`call`, `get_attr`, `set_attr`, `call_if_defined` ...) and closes them.
     """
@@ -281,14 +283,14 @@ class EnvHalves(SequenceVectorEnv):
 
     def close_extras(self, **_: Any) -> None:
         """End all workers."""
-        for envs in reversed(self.halves):  # newer workers hold ends of the older ones' pipes
+        for envs in reversed(self.halves):  # newer workers hold ends of the older workers' pipes
             envs.close()
 
 
 def num_usable_cores() -> int:
-    """CPU cores this process may use: those it is bound to, and no more than the quota of its container."""
+    """Number of CPU cores this process may use, limited by its affinity and the quota of its container."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with suppress(OSError, ValueError):  # no such file, or "max" for no quota
+    with suppress(OSError, ValueError):  # the file does not exist, or has "max" for no quota
         quota_us, period_us = CPU_QUOTA.read_text().split()
         cores = min(cores, max(1, int(quota_us) // int(period_us)))
     return cores
@@ -319,7 +321,7 @@ def _shipped(recipes: Recipes) -> bytes:
 
 @contextmanager
 def _hidden_main() -> Iterator[None]:
-    """Keep a new process from importing the main script again, and with it torch; recipes do not need it."""
+    """Keep a new process from importing the main script, and torch with it; recipes do not need it."""
     main = sys.modules["__main__"]
     hidden: dict[str, Any] = {
         name: vars(main)[name] for name in ("__spec__", "__file__") if name in vars(main)

@@ -517,7 +517,7 @@ def test_impossible_sizes_are_refused(build: Any, sizes: list[str]) -> None:
         (MLSTMTrajEncoder, {"n_heads": 3}, "MLSTMTrajEncoder.n_heads is 3, which does not divide"),
         (LRUTrajEncoder, {"r_max": 1.0}, "r_max 1.0, but 0 <= r_min < r_max < 1"),
         (S5TrajEncoder, {"min_step": 1.0}, "max_step 0.1, but 0 < min_step <= max_step"),
-        (HybridTrajEncoder, {"mixers": ["gru"]}, "no mixer 'gru', it has .*'attention'.*'lru'"),
+        (HybridTrajEncoder, {"mixers": ["gru"]}, "no mixer 'gru'; it has .*'attention'.*'lru'"),
         (HybridTrajEncoder, {"mixer_settings": {"gru": {}}}, "no mixer 'gru'"),
     ],
 )

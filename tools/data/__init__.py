@@ -1,1 +1,1 @@
-"""`loxodon data`: look at trajectory files, check, convert and exchange them."""
+"""The command `loxodon data`, which shows, checks, converts and exchanges trajectory files."""

@@ -1,8 +1,8 @@
-"""The command line of `loxodon data`: words in, exit status out.
+"""The subcommands of `loxodon data`.
 
 ls              what a folder of trajectories holds
 show            one trajectory as a table
-check           read every file completely, and compare what they look like
+check           read every file completely, and compare their layouts
 convert         the same trajectories in another file format
 export-minari   and import-minari: to and from Farama's standard for offline data
 """
@@ -39,18 +39,20 @@ from .find import Found, FoundFile, age_text, find_files, require_files
 
 OK, FOUND_PROBLEMS, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 _COMMANDS = ("ls", "show", "check", "convert", "export-minari", "import-minari")
-_MIN_PLAIN_WIDTH = 160  # of the console where it is no terminal
-MAX_OPENED = 10_000  # files that ls opens; beyond, a random sample of as many
+_MIN_PLAIN_WIDTH = 160  # minimum width of the console if it is not a terminal
+MAX_OPENED = 10_000  # maximum number of files that ls opens; from more, a random sample of this size
 _QUANTILES = (0.0, 0.2, 0.5, 0.8, 1.0)
 _MAX_NAMED = 5
-_COMPRESSION_AT, _STORED = 8, b"\0\0"  # of the first member of a zip: byte offset, and "not compressed"
+# First member of a zip: offset of its method, and the value for "not compressed".
+_COMPRESSION_AT, _STORED = 8, b"\0\0"
 _DEFAULT_ROWS = 20
-_MAX_SHOWN_NUMBERS = 4  # of an observation or action in the table; of more, the first three and the last
-MAX_LOW_DIMENSIONS = 64  # numbers per timestep; an observation with more is only named
+# Numbers of an observation or action in the table; of more, the first three and the last.
+_MAX_SHOWN_NUMBERS = 4
+MAX_LOW_DIMENSIONS = 64  # maximum number of values per timestep; larger observations are only named
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser whose error says how to correct it."""
+    """An argument parser whose errors say how to fix them."""
 
     def error(self, message: str) -> NoReturn:
         unknown = message.partition("invalid choice: '")[2].partition("'")[0]
@@ -72,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of the output, such as `head`, has seen enough
+    except BrokenPipeError:  # a reader such as `head` closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (ValueError, TypeError, OSError, ImportError) as error:
@@ -135,11 +137,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-# ---- how the commands talk ----
+# ---- output of the commands ----
 
 
 class _Console(Console):
-    """A console that leaves it to the command line what a closed pipe means."""
+    """A console that leaves the handling of closed pipes to the command line."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -150,7 +152,7 @@ def _say(line: str) -> None:
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Aligned columns of cells as they are, the first one to the left; into a file, none is cut."""
+    """Print unformatted cells in aligned columns, the first to the left; in a file, no cell is cut."""
     console = _Console(highlight=False)
     if not console.is_terminal:
         console.width = max(_MIN_PLAIN_WIDTH, console.width)
@@ -163,7 +165,7 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _track(what: str) -> Callable[[Sequence[Any]], Iterable[Any]]:
-    """Gives the items of a sequence, and shows progress on a terminal."""
+    """Return a wrapper that yields the items of a sequence, and shows progress on a terminal."""
     console = _Console(stderr=True)
     hide = not console.is_terminal
     return lambda items: rich.progress.track(items, what, console=console, transient=True, disable=hide)
@@ -174,11 +176,11 @@ def _track(what: str) -> Callable[[Sequence[Any]], Iterable[Any]]:
 
 @dataclass
 class _Summary:
-    """What the opened files say.
+    """Summary of the opened files.
 
     Attributes:
         envs: (transitions, return, whether it begins in mid-episode) of each file, by environment.
-        broken: why some could not be read.
+        broken: reasons why some files could not be read.
     """
 
     envs: dict[str, list[tuple[int, float, bool]]] = field(default_factory=dict)
@@ -189,13 +191,13 @@ class _Summary:
 
     @property
     def num_opened(self) -> int:
-        """Files that were read or found to be broken."""
+        """Number of files that were read or found to be broken."""
         return len(self.broken) + sum(map(len, self.envs.values()))
 
     def add(self, path: Path) -> None:
-        """Open one file; a broken one is noted, one that was deleted meanwhile is passed over."""
+        """Open one file. A broken file is recorded, and one that was deleted meanwhile is skipped."""
         try:
-            traj = TrajectoryReader().load(str(path))  # leaves large observations in the file
+            traj = TrajectoryReader().load(str(path))  # large observations are not read
             self.formats[format_of(path)] += 1
         except FileNotFoundError:
             return
@@ -209,7 +211,7 @@ class _Summary:
 
 
 def format_of(path: Path) -> str:
-    """The format of a trajectory file, by whether its first array is compressed."""
+    """Determine the format of a trajectory file from the compression of its first array."""
     with path.open("rb") as file:
         compression = file.read(_COMPRESSION_AT + len(_STORED))[_COMPRESSION_AT:]
     return "npz" if compression == _STORED else "npz-compressed"
@@ -327,7 +329,7 @@ def _low_dimensional(traj: Trajectory) -> dict[str, Array]:
 
 
 def _actions(traj: Trajectory) -> Array:
-    """Indices where actions are discrete, else numbers, (T, columns)."""
+    """Actions (T, columns): indices if discrete, otherwise numbers."""
     indices = action_indices(traj)
     return traj.actions if indices is None else indices
 
@@ -349,7 +351,7 @@ def _print_rows(traj: Trajectory, num_rows: int) -> None:
 
 
 def _numbers_text(values: Array) -> str:
-    """Few numbers as they are, of many the first three and the last."""
+    """Format a few numbers in full, and of many the first three and the last."""
     texts = [f"{value:.3g}" if values.dtype.kind == "f" else str(int(value)) for value in values]
     if len(texts) > _MAX_SHOWN_NUMBERS:
         texts[_MAX_SHOWN_NUMBERS - 1 : -1] = [".."]
@@ -384,14 +386,14 @@ def _check(args: argparse.Namespace) -> bool:
 
 
 def _read_all(files: Sequence[FoundFile]) -> tuple[list[tuple[Layout, list[Path]]], dict[Path, str], int]:
-    """The files of each layout, the most common one first; why others are broken; how many are gone."""
-    layouts: dict[str, tuple[Layout, list[Path]]] = {}  # by its text
+    """Return the files of each layout, most common first; broken files with reasons; number of gone ones."""
+    layouts: dict[str, tuple[Layout, list[Path]]] = {}  # keys: texts of the layouts
     broken: dict[Path, str] = {}
     num_vanished = 0
     for file in _track("checking")(files):
         try:
             layout = check_file(file.path).layout
-        except FileNotFoundError:  # deleted since it was listed, by a process that trains
+        except FileNotFoundError:  # deleted by a training process since it was listed
             num_vanished += 1
         except (BrokenTrajectoryError, OSError) as error:
             broken[file.path] = str(error)
@@ -401,7 +403,7 @@ def _read_all(files: Sequence[FoundFile]) -> tuple[list[tuple[Layout, list[Path]
 
 
 def _quarantine(broken: dict[Path, str], odd: dict[Path, str], num_good: int) -> None:
-    """Move what is broken, and what differs unless that is a good part of the folder."""
+    """Move broken files, and those that differ unless they are a large part of the folder."""
     doomed = dict(broken)
     if len(odd) <= max(1, MAX_BROKEN_SHARE * (num_good + len(odd))) < num_good:
         doomed |= odd
@@ -413,7 +415,7 @@ def _quarantine(broken: dict[Path, str], odd: dict[Path, str], num_good: int) ->
     moved: Counter[Path] = Counter()
     for path, reason in doomed.items():
         buffer = path.parent.parent if path.parent.name in ("fifo", "protected") else path.parent
-        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, by a process that trains
+        with contextlib.suppress(FileNotFoundError):  # deleted by a training process meanwhile
             moved[Quarantine(buffer, may_move=True).move(path, reason).parent] += 1
     for folder, count in moved.items():
         _say(f"{count:,} files moved to {folder}, each with its reason in a text file beside it")

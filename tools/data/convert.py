@@ -1,4 +1,4 @@
-"""The same trajectories in the other file format."""
+"""Conversion of trajectories to the other file format."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .find import Found, FoundFile
 def convert(
     found: Found, target: Path, save_as: str, *, force: bool, track: Callable[[Any], Any] = iter
 ) -> tuple[int, dict[Path, str]]:
-    """Write all files anew, each in the same subfolder as before.
+    """Write all files in another format, each in the same subfolder as before.
 
     Args:
-        found: what to convert.
+        found: files to convert.
         target: a folder; made if it is missing.
         save_as: format to write.
-        force: overwrite what is there; without it, that is a FileExistsError.
-        track: given all there is to do, gives it one after the other, and may show progress.
+        force: overwrite existing files; without it, they cause a FileExistsError.
+        track: wrapper that yields the items of an iterable and may show progress, such as tqdm.
 
-    Returns: bytes written, and why some files were left out.
+    Returns: number of bytes written, and the reasons why some files were omitted.
     """
     root = found.root if found.root.is_dir() else found.root.parent
     _check_target(target, root)

@@ -1,4 +1,4 @@
-"""Trajectory files below a folder, wherever in a run or a dataset that folder lies."""
+"""Search for trajectory files in a run, a dataset or any other folder."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import NamedTuple, NoReturn
 
 from ...data.files import TEMPORARY_SUFFIX, TrajectoryName, parse_name
 
-SET_ASIDE = ("quarantine", "superseded")  # folders whose files are counted, but are not part of the data
+SET_ASIDE = ("quarantine", "superseded")  # folders whose files are counted but do not belong to the data
 _NOT_SEARCHED = {*SET_ASIDE, "ckpts", "logs", "wandb_logs", "loxodon-cache"}
 
 
 class FoundFile(NamedTuple):
-    """One trajectory file, by its name; it was not opened."""
+    """A trajectory file, known by its name; it was not opened."""
 
     path: Path
     name: TrajectoryName
@@ -30,9 +30,9 @@ class Found:
     Attributes:
         root: the folder (or file) that was searched.
         files: trajectory files, the oldest first.
-        set_aside: number of files by name of the folder they were set aside in.
-        num_temporary: files that a writer has not finished.
-        foreign: names of other files beside trajectories.
+        set_aside: number of files in each folder of SET_ASIDE, by its name.
+        num_temporary: number of files that a writer has not finished.
+        foreign: names of files that are not trajectories.
     """
 
     root: Path
@@ -42,7 +42,7 @@ class Found:
     foreign: list[str] = field(default_factory=list)
 
     def by_place(self) -> dict[str, list[FoundFile]]:
-        """Files by their folder, relative to the root."""
+        """Group files by their folder, relative to the root."""
         places: dict[str, list[FoundFile]] = {}
         for file in self.files:
             place = os.path.relpath(file.path.parent, self.root)
@@ -51,7 +51,7 @@ class Found:
 
 
 def find_files(root: Path) -> Found:
-    """Search a run, dataset, buffer or other folder, or take a single file. Nothing is opened."""
+    """Search a run, dataset, buffer or other folder, or take a single file. No file is opened."""
     if not root.exists():
         raise FileNotFoundError(
             f"{root} does not exist. Fix: give the folder of a run (such as runs/tmaze), a dataset, a "
@@ -62,7 +62,7 @@ def find_files(root: Path) -> Found:
         name = parse_name(root.name) or TrajectoryName("env", root.stem, root.stat().st_mtime)
         found.files.append(FoundFile(root, name, root.stat().st_size))
         return found
-    seen: set[str] = set()  # links are followed, each folder once
+    seen: set[str] = set()  # links are followed, but each folder is searched once
     for folder, folders, names in os.walk(root, onerror=_fail, followlinks=True):
         if (real := os.path.realpath(folder)) in seen:
             folders.clear()
@@ -100,8 +100,8 @@ def _take_files(found: Found, folder: str, names: list[str]) -> None:
             path, size_bytes = Path(folder, name), 0
             try:
                 size_bytes = path.stat().st_size
-            except OSError:  # reading it will report the error
-                if not os.path.lexists(path):  # a process that trains has deleted it
+            except OSError:  # reading the file will report the error
+                if not os.path.lexists(path):  # a training process has deleted it
                     continue
             found.files.append(FoundFile(path, parsed, size_bytes))
     if len(found.files) > num_before:
@@ -113,7 +113,7 @@ def _fail(error: OSError) -> NoReturn:
 
 
 def age_text(unix_time: float) -> str:
-    """How long ago that was, in one unit."""
+    """Format the time since then, in a single unit."""
     age_s = max(time.time() - unix_time, 0.0)
     for unit, seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if age_s >= 2 * seconds:

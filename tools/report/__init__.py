@@ -1,1 +1,1 @@
-"""One page about runs: `loxodon report RUN...`; main.py is the way through."""
+"""The command `loxodon report RUN...`, which makes one page about runs; it begins in main.py."""

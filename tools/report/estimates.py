@@ -1,6 +1,6 @@
-"""Statistics over runs that differ in their seed, by Agarwal et al. 2021 (arXiv:2108.13264).
+"""Statistics over runs with different seeds, after Agarwal et al. 2021 (arXiv:2108.13264).
 
-The definitions are those of their library rliable, for one task.
+The definitions are those of their library rliable, for a single task.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 _NUM_RESAMPLES = 2_000
-_NUM_PLACES = 100  # of a mean curve whose runs were not measured at the same places
+_NUM_PLACES = 100  # points of a mean curve if the runs were measured at different places
 
 
 def mean(scores: np.ndarray) -> np.ndarray:
@@ -26,7 +26,7 @@ def iqm(scores: np.ndarray) -> np.ndarray:
 
 
 def improvement(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Probability that a score of ours (..., n) is above one of theirs (..., m); a tie counts half."""
+    """Probability that a score of ours (..., n) is above one of theirs (..., m); a tie counts as one half."""
     difference = ours[..., :, None] - theirs[..., None, :]
     result: np.ndarray = ((np.sign(difference) + 1) / 2).mean(axis=(-2, -1))
     return result
@@ -35,8 +35,8 @@ def improvement(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 def with_interval(statistic: Callable[..., np.ndarray], *samples: np.ndarray) -> np.ndarray:
     """(..., 3): a statistic of samples (..., n), and the ends of its 95 % bootstrap interval.
 
-    The percentile bootstrap: scores are drawn anew within each sample, always alike. The ends are NaN for one
-    score.
+    It is the percentile bootstrap: scores are redrawn within each sample, with the same random numbers every
+    time. For a single score, the ends are NaN.
     """
     value = np.asarray(statistic(*samples))
     if min(sample.shape[-1] for sample in samples) < 2:  # noqa: PLR2004
@@ -52,7 +52,7 @@ def with_interval(statistic: Callable[..., np.ndarray], *samples: np.ndarray) ->
 def mean_curve(curves: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Mean (n, 2) of curves (n_i, 2) in x and y, and its interval (n, 2).
 
-    It reaches as far as all of them do. Where they were not measured at the same x, they are interpolated.
+    The mean ends with the shortest curve. If the curves have different x, they are interpolated.
     """
     first, last = max(one[0, 0] for one in curves), min(one[-1, 0] for one in curves)
     own = [one[(one[:, 0] >= first) & (one[:, 0] <= last), 0] for one in curves]

@@ -1,4 +1,4 @@
-"""`loxodon report RUN... -o report/`: one page about runs, for seeds to be compared and shown."""
+"""`loxodon report RUN... -o report/`: one page about runs, to compare and show seeds."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from . import page
 from .estimates import improvement, iqm, mean, mean_curve, with_interval
 from .runs import Run, RunGroup, grouped, read_runs
 
-_MOST_LINES = 8  # in a figure
+_MOST_LINES = 8  # maximum number of lines in a figure
 _BAND = (
     "Curves are means over the runs of a group with 95 % bootstrap intervals, as far as all of them got; "
     "single runs are faint. Wall time is that of collecting, learning and evaluating."
 )
-_LABELS = {name: (axis, title) for title, axis, names in PANELS for name in names}  # x axis and label of y
+# Label of the y axis and x axis.
+_LABELS = {name: (axis, title) for title, axis, names in PANELS for name in names}
 _LEARNING = ("val/return", "collect/return", "val/success", "collect/success")
 
 
 @dataclass(frozen=True)
 class Report:
-    """What is said about groups of runs, as parts of a page.
+    """The sections about groups of runs, as parts of a page.
 
-    metric: runs are compared by its last value. sign: -1 where less is better.
+    metric: runs are compared by its last value. sign: -1 if lower is better.
     """
 
     groups: Sequence[RunGroup]
@@ -42,7 +43,7 @@ class Report:
     sign: int = 1
 
     def sections(self) -> dict[str, str]:
-        """HTML by title."""
+        """Return the HTML of the sections by title."""
         tasks = list(dict.fromkeys(group.task for group in self.groups))
         return {
             **{task: self._task(task, [one for one in self.groups if one.task == task]) for task in tasks},
@@ -51,7 +52,7 @@ class Report:
             "Versions and hardware": self._versions(),
         }
 
-    # ---- a task ----
+    # ---- one task ----
 
     def _task(self, task: str, groups: Sequence[RunGroup]) -> str:
         ranked = sorted((one for one in groups if len(one.scores(self.metric))), key=self._rank)
@@ -297,15 +298,15 @@ def write_report(
     """Write `index.html`, and the figures as PNG files, into a folder.
 
     Args:
-        folders: of runs, or of folders of runs.
+        folders: folders of runs, or folders that contain runs.
         target: the folder of the report.
-        metric: a figure of the logs by whose last value runs are compared; None for "val/return", or else
-            "collect/return".
-        prefixes: runs whose names begin with one of these are a group.
-        is_less_better: of the metric.
+        metric: logged metric by whose last value runs are compared; None for "val/return", or
+            "collect/return" if that is missing.
+        prefixes: runs whose names begin with the same prefix form a group.
+        is_less_better: whether lower values of the metric are better.
 
-    Returns: the page, and why some folders are not in it, by folder.
-    Raises: ValueError if there is nothing to show, ImportError without matplotlib.
+    Returns: the page, and the reasons why some folders are omitted, by folder.
+    Raises: ValueError without any run to show, ImportError without matplotlib.
     """
     runs, without = read_runs(folders)
     if not runs:

@@ -1,4 +1,4 @@
-"""Parts of the page: HTML that needs no other file and no network."""
+"""Parts of the page: HTML that does not need other files or the network."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ code { font-size: .875em; }
 
 @dataclass(frozen=True)
 class Html:
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
     text: str
 
 
 def text(value: object) -> str:
-    """HTML of a cell or of a sentence; whatever comes from a file is shown as it is."""
+    """HTML of a cell or a sentence; special characters are escaped."""
     return value.text if isinstance(value, Html) else escape(visible(str(value)))
 
 
 def section(title: str, *parts: str, level: int = 2) -> str:
-    """A heading and what belongs to it; nothing without parts."""
+    """A heading and its contents; empty without parts."""
     kept = "\n".join(part for part in parts if part)
     return f'<h{level} id="{_slug(title)}">{text(title)}</h{level}>\n{kept}' if kept else ""
 
 
 def table(caption: str, header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """A table that scrolls sideways where the screen is too narrow; nothing without rows."""
+    """A table that scrolls sideways if the screen is too narrow; empty without rows."""
     lines = ["".join(f"<td>{text(cell)}</td>" for cell in row) for row in rows]
     head = "".join(f"<th>{text(cell)}</th>" for cell in header)
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
@@ -57,13 +57,13 @@ def table(caption: str, header: Sequence[object], rows: Iterable[Sequence[object
 
 
 def listing(title: str, lines: Sequence[object]) -> str:
-    """Something to notice; nothing without lines."""
+    """A highlighted list; empty without lines."""
     items = "".join(f"<li>{text(line)}</li>" for line in lines)
     return f'<div class="note"><b>{text(title)}</b><ul>{items}</ul></div>' if lines else ""
 
 
 def key(style: int) -> Html:
-    """The line by which a group is known in the figures."""
+    """The line style that identifies a group in the figures."""
     color, dashes = line_style(style)
     dash = " ".join(f"{2 * length:g}" for length in dashes)
     path = f'<path d="M0 5H34" stroke="{color}" stroke-width="3" stroke-dasharray="{dash}"></path>'
@@ -77,7 +77,7 @@ class Gallery:
     folder: Path
 
     def figure(self, panel: Panel, name: str, caption: str) -> str:
-        """The panel as `name`.png, and its HTML; nothing for a panel without lines."""
+        """Draw the panel as `name`.png, and return its HTML; empty for a panel without lines."""
         if not panel.lines:
             return ""
         path = self.folder / f"{_slug(name)}.png"
@@ -88,13 +88,13 @@ class Gallery:
 
 
 def figures(*found: str) -> str:
-    """Figures beside one another where there is room."""
+    """Figures side by side if they fit."""
     kept = "\n".join(one for one in found if one)
     return f'<div class="figures">{kept}</div>' if kept else ""
 
 
 def page(title: str, intro: str, sections: dict[str, str]) -> str:
-    """The whole document; sections: their HTML by title, those without any are left out."""
+    """The whole document; sections: HTML by title, of which empty ones are omitted."""
     kept = {name: body for name, body in sections.items() if body}
     links = " ".join(f'<a href="#{_slug(name)}">{text(name)}</a>' for name in kept)
     return (
@@ -107,7 +107,7 @@ def page(title: str, intro: str, sections: dict[str, str]) -> str:
 
 
 def _slug(name: str) -> str:
-    """Letters, digits and underscores, short enough for the name of a file."""
+    """Reduce a name to letters, digits and underscores, short enough for a file name."""
     plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
     if len(plain) <= _LONGEST_SLUG:
         return plain

@@ -1,4 +1,4 @@
-"""What a report knows of runs: read from their folders, without running anything of theirs, and grouped."""
+"""Runs for a report: read from their folders, without running any of their code, and grouped."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ...experiment.process.files import check_inside, parse_json, read_text
 from ...experiment.settings import fields_with
 
 logger = logging.getLogger("loxodon")
-EVALUATIONS, EVALUATION_FORMAT = "evaluations", 1  # folder of a run; format of its JSON files
+EVALUATIONS, EVALUATION_FORMAT = "evaluations", 1  # subfolder of a run; format of its JSON files
 _FOLDERS = ("ckpts", "logs", "status")
-_SHOWN = 60  # letters of a value in a warning
-# Errors of a file with other content than expected.
+_SHOWN = 60  # maximum number of characters of a value in a warning
+# Errors of files with unexpected content.
 _BROKEN = (
     *(OSError, FormatError, ArithmeticError, AttributeError),
     *(LookupError, RecursionError, TypeError, ValueError),
@@ -36,10 +36,11 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Result:
-    """Episodes of an evaluation.
+    """The episodes of an evaluation.
 
-    policy: "best", "latest" or "epoch:N"; epoch: when its weights were saved. sampled: whether actions were
-    drawn. context: timesteps that the policy could look back on, None for all. returns: (n,), n > 0.
+    policy: "best", "latest" or "epoch:N"; epoch: epoch in which its weights were saved. sampled: whether
+    actions were sampled. context: number of past timesteps that the policy saw, None for all. returns: (n,),
+    n > 0.
     """
 
     env: str
@@ -53,11 +54,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Run:
-    """One run.
+    """A run, as read from its folder.
 
-    curves: see read_curves. state: of its learner, in words. settings: hyper-parameters, as written in gin.
-    versions: texts of versions.json. evaluations: of evaluations/*.json, oldest first. notes: what could not
-    be read.
+    curves: see read_curves. state: state of its learner, in words. settings: hyper-parameters, in gin syntax.
+    versions: texts of versions.json. evaluations: contents of evaluations/*.json, oldest first. notes: parts
+    that could not be read.
     """
 
     folder: Path
@@ -75,19 +76,19 @@ class Run:
 
     @functools.cached_property
     def task(self) -> str:
-        """Environments it was evaluated in, or else trained in."""
+        """The environments of its evaluation or, without one, of its training."""
         for kind in ("val", "collect"):
             if names := [n.split("/", 2)[2] for n in self.curves if n.startswith(f"{kind}/return/")]:
                 return ", ".join(sorted(names))
         return "unknown task"
 
     def last(self, figure: str, default: float = float("nan")) -> float:
-        """The last value of a figure."""
+        """The last value of a metric."""
         points = self.curves.get(figure)
         return points[-1]["value"] if points else default
 
     def total(self, figure: str) -> float:
-        """The sum of a figure over all records."""
+        """The sum of a metric over all records."""
         return sum(point["value"] for point in self.curves.get(figure, ()))
 
     def attempts(self) -> np.ndarray:
@@ -97,7 +98,7 @@ class Run:
         return np.array(last, dtype=float).reshape(-1, 2)
 
     def ablation(self, env: str) -> dict[int | None, float]:
-        """Mean return by context of the newest evaluation in `env` that has several."""
+        """Mean return by context, from the newest evaluation in `env` that has several."""
         for results in reversed(self.evaluations):
             returns: dict[int | None, list[float]] = {}
             for one in results:
@@ -110,7 +111,7 @@ class Run:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that repeat one another. style: number of its colour and dash in every figure."""
+    """Runs that are compared as repetitions. style: index of their colour and dash in all figures."""
 
     name: str
     runs: Sequence[Run]
@@ -118,7 +119,7 @@ class RunGroup:
 
     @property
     def task(self) -> str:
-        """That of its runs."""
+        """The task of its runs."""
         return self.runs[0].task
 
     def scores(self, metric: str) -> np.ndarray:
@@ -131,7 +132,7 @@ class RunGroup:
 
 
 def read_runs(folders: Sequence[Path]) -> tuple[list[Run], dict[str, str]]:
-    """Runs that have figures, and why others have not, by folder. A folder of runs stands for these."""
+    """Return runs with metrics, and why others have none, by folder. A folder may hold many runs."""
     runs, without = [], {}
     seen: set[str] = set()
     for folder in (one for given in folders for one in _runs_in(given)):
@@ -150,10 +151,10 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], dict[str, str]]:
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """The run of a folder, or those inside."""
+    """The run in a folder, or those inside it."""
     try:
         inside = sorted(folder.glob("*/")) if folder.is_dir() else []
-    except OSError:  # not ours to read, which _read_run reports
+    except OSError:  # unreadable; _read_run reports it
         inside = []
     is_run = any(one.name in _FOLDERS for one in inside)
     return [folder] if is_run else [one for one in inside if _is_run(one)] or [folder]
@@ -164,9 +165,9 @@ def _is_run(folder: Path) -> bool:
 
 
 def _read_run(folder: Path) -> Run | str:
-    """The run, or why there is nothing to show.
+    """Return the run, or the reason why it cannot be shown.
 
-    Raises: OSError or ValueError if its figures cannot be read.
+    Raises: OSError or ValueError if its metrics cannot be read.
     """
     if not _is_run(folder):
         if folder.is_dir():
@@ -185,7 +186,7 @@ def _read_run(folder: Path) -> Run | str:
 
 
 def _state(folder: Path) -> str:
-    """What became of the learner."""
+    """Describe the state of the learner."""
     if (learner := newest_learner(read_heartbeats(folder))) is None:
         return "state unknown"
     state = {"alive": "still running", "dead": "killed"}.get(learner.life, learner.state)
@@ -194,15 +195,15 @@ def _state(folder: Path) -> str:
 
 def _settings(text: str) -> dict[str, str]:
     found = {name: value for name, value in bindings_of(text).items() if not is_setting(name)}
-    for name in fields_with("in_hash"):  # the fields of Experiment that have no part in the result
+    for name in fields_with("in_hash"):  # the fields of Experiment that do not affect the result
         found.pop(f"Experiment.{name}", None)
     return found
 
 
 def read_versions(folder: Path, notes: list[str]) -> dict[str, Any]:
-    """What a run was made with, as texts: seed, config_hash, python; dicts of packages and hardware.
+    """The origin of a run as texts: seed, config_hash, python; dicts of packages and hardware.
 
-    Empty, with a line in `notes`, if that cannot be read.
+    The result is empty, with a line in `notes`, if they cannot be read.
     """
     return _tried(_versions, folder, folder / "ckpts" / "versions.json", notes) or {}
 
@@ -222,7 +223,7 @@ def _versions(text: str) -> dict[str, Any]:
 
 
 def read_evaluations(folder: Path, notes: list[str]) -> list[list[Result]]:
-    """Results of every evaluation of a run, oldest first; `notes` gets a line for each that is unreadable."""
+    """Results of every evaluation of a run, oldest first; `notes` gets a line for each unreadable one."""
     paths = sorted((folder / EVALUATIONS).glob("*.json"), key=_age)
     return [_tried(_results, folder, path, notes) or [] for path in paths]
 
@@ -230,12 +231,12 @@ def read_evaluations(folder: Path, notes: list[str]) -> list[list[Result]]:
 def _age(path: Path) -> tuple[float, str]:
     try:
         return path.stat().st_mtime, path.name
-    except OSError:  # such as a link to nothing
+    except OSError:  # such as a broken link
         return 0.0, path.name
 
 
 def _results(text: str) -> list[Result]:
-    """Raises: ValueError or FormatError, or LookupError, TypeError or AttributeError for something else."""
+    """Parse results; raises ValueError, FormatError, LookupError, TypeError or AttributeError for others."""
     found = parse_json(text)
     if found.get("format") != EVALUATION_FORMAT:
         raise FormatError(f"its format is {found.get('format')!r} and not {EVALUATION_FORMAT}")
@@ -279,7 +280,7 @@ def _tried(read: Callable[[str], Found], folder: Path, path: Path, notes: list[s
 
 
 def grouped(runs: Sequence[Run], prefixes: Sequence[str]) -> list[RunGroup]:
-    """Groups: runs whose names begin alike, by `prefixes`; of the others those that differ in their seed."""
+    """Group runs by `prefixes` of their names; the others are grouped if they only differ in their seed."""
     found: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         prefix = max((p for p in prefixes if run.name.startswith(p)), key=len, default="")
