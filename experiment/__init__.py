@@ -27,7 +27,8 @@ from .optional.reward_shaping import ScaleRewards
 from .output.logs import MetricLogger
 from .process.versions import version_of
 
-__version__ = version_of("loxodon")  # here, since `loxodon` itself is no package; None where not installed
+# Here, since `loxodon` itself is not a package; None if it is not installed
+__version__ = version_of("loxodon")
 
 __all__ = [
     "Callback",

@@ -1,4 +1,4 @@
-"""Callbacks: code of the user's own at the fixed points of a run."""
+"""Callbacks: user code at the fixed points of a run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _PREFIXES = ("on_", "before_", "after_")
 class Callback:
     """Derive from this and override what is needed; every hook gets the Experiment as `Run`.
 
-    Where several processes train together, each has its own callbacks and calls them at the same points.
+    If several processes train together, each has its own callbacks and calls them at the same points.
 
     Attributes:
-        collect_figures: names of figures that it logs under `collect/`; metrics of environments that have
-            the same name are logged under another one.
+        collect_figures: names of figures that the callback logs under `collect/`; metrics of environments
+            with the same name are logged under another name.
     """
 
     collect_figures: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class Callback:
         """A training state or weights are loaded next."""
 
     def on_load_checkpoint_end(self, run: Run) -> None:
-        """They are loaded; after a training state `run.epoch` is the epoch to go on with."""
+        """The weights are loaded; after a training state, `run.epoch` is the epoch to resume at."""
 
     def on_save_checkpoint_start(self, run: Run) -> None:
         """A checkpoint is written next; the states of callbacks are taken after this."""
@@ -54,7 +54,7 @@ class Callback:
         """The checkpoint is complete on disk."""
 
     def on_start(self, run: Run) -> None:
-        """Everything is built, and what the run begins from is loaded; a checkpoint to resume is not yet."""
+        """Everything is built and initial weights are loaded; a checkpoint to resume is not loaded yet."""
 
     def on_fit_start(self, run: Run) -> None:
         """`learn` begins with epoch `run.epoch`."""
@@ -75,7 +75,7 @@ class Callback:
         """An evaluation has ended; metrics: its figures, named `val/...` or `test/...`."""
 
     def on_epoch_end(self, run: Run, epoch: int) -> None:
-        """Epoch `epoch` is over; `run.epoch` is the next one already."""
+        """Epoch `epoch` is over; `run.epoch` is already the next one."""
 
     def on_training_end(self, run: Run) -> None:
         """The last epoch and the evaluation after it are over; the last checkpoint comes next."""
@@ -87,26 +87,26 @@ class Callback:
         """`learn` returns next; not after a signal, which ends the process."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of this callback, tensors and plain values; asked in the main process."""
+        """State of this callback in a checkpoint, tensors and plain values; called in the main process."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned; called in every process."""
+        """Restore the result of `state_dict`; called in every process."""
 
 
 @gin.configurable
 class EvaluateAfterLoad(Callback):
-    """Evaluates before training goes on from a checkpoint or from weights, if that is not due anyway."""
+    """Evaluates loaded weights before training continues from them, if no evaluation is due anyway."""
 
     def __init__(self) -> None:
         self._is_due = False
 
     def on_load_checkpoint_end(self, run: Run) -> None:
-        """Something was loaded."""
+        """Remember that something was loaded."""
         self._is_due = True
 
     def on_fit_start(self, run: Run) -> None:
-        """Evaluate it."""
+        """Evaluate the loaded weights."""
         is_coming = run.val_interval is not None and run.epoch % run.val_interval == 0
         if self._is_due and not is_coming and run.val_timesteps_per_epoch > 0:
             run.evaluate_val()
@@ -117,10 +117,10 @@ class EvaluateAfterLoad(Callback):
 class WallClockLimit(Callback):
     """Ends training, with a checkpoint, after the epoch in which `seconds` of `learn` have passed.
 
-    Every run has one; `WallClockLimit.seconds = 3600` is all that it takes.
+    Every run has one; set `WallClockLimit.seconds = 3600` to use it.
 
     Args:
-        seconds: the limit; None for none.
+        seconds: the limit; None for no limit.
     """
 
     def __init__(self, seconds: float | None = None) -> None:
@@ -128,7 +128,7 @@ class WallClockLimit(Callback):
         self.seconds = seconds
 
     def on_epoch_end(self, run: Run, epoch: int) -> None:
-        """Look at the clock."""
+        """Stop if the time is over."""
         if self.seconds is not None and not run.test_run and run.ctx.stop.age_s() >= self.seconds:
             run.request_stop(f"WallClockLimit.seconds = {self.seconds:g} is reached")
 
@@ -137,11 +137,11 @@ class WallClockLimit(Callback):
 class FinalTest(Callback):
     """Evaluates after the last epoch, in environments of its own.
 
-    Every run has one; `FinalTest.timesteps = 1000` is all that it takes.
+    Every run has one; set `FinalTest.timesteps = 1000` to use it.
 
     Args:
-        timesteps: per environment, as `Experiment.val_timesteps_per_epoch`; 0 for no test.
-        make_env: what makes them; None for those of validation.
+        timesteps: steps per environment, like `Experiment.val_timesteps_per_epoch`; 0 for no test.
+        make_env: makes the environments; None for those of validation.
     """
 
     def __init__(self, timesteps: int = 0, make_env: Any = None) -> None:
@@ -149,9 +149,9 @@ class FinalTest(Callback):
         self.timesteps, self.make_env = timesteps, make_env
 
     def on_model_init_end(self, run: Run) -> None:
-        """Build the environments once, so that a mistake shows before training and not after it.
+        """Build the environments once, so that a mistake shows before training.
 
-        Raises: ValueError if their observations or actions are not those the agent is made for.
+        Raises: ValueError if their observations or actions differ from those the agent was built for.
         """
         if not self.timesteps or self.make_env is None or run.ctx.role.is_actor:
             return
@@ -169,7 +169,7 @@ class FinalTest(Callback):
 class ProfileEpoch(Callback):
     """Writes a trace of one epoch by torch's profiler to the run folder's logs.
 
-    Every run has one; `ProfileEpoch.epoch = 3` is all that it takes.
+    Every run has one; set `ProfileEpoch.epoch = 3` to use it.
 
     Args:
         epoch: number of the epoch; None for no trace.
@@ -181,7 +181,7 @@ class ProfileEpoch(Callback):
         self._profile: Any = None
 
     def on_epoch_start(self, run: Run, epoch: int) -> None:
-        """Begin to record, if it is the epoch to profile."""
+        """Begin recording, if this is the epoch to profile."""
         if epoch == self.epoch and run.ctx.is_main:
             activities = [torch.profiler.ProfilerActivity.CPU]
             if run.DEVICE.type == "cuda":
@@ -211,11 +211,11 @@ class CallbackList:
     """The callbacks of a run, called in their order.
 
     Args:
-        run: the experiment that they get.
-        makers: what makes each of them: classes, functions without arguments, or callbacks themselves.
-        more: the same, of every run.
+        run: the experiment that is passed to every hook.
+        makers: classes, functions without arguments, or callbacks themselves.
+        more: makers of the callbacks that every run has.
 
-    Raises: TypeError for anything else; ValueError for a method that looks like a hook and is none.
+    Raises: TypeError for anything else; ValueError for a method that is named like a hook but is not one.
     """
 
     def __init__(

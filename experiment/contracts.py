@@ -1,8 +1,8 @@
-"""What the parts of a run are to each other: read this first.
+"""Contracts between the parts of a run: read this first.
 
 An `Experiment` makes a `RunContext`, then parts that get it, or only those of its fields that they need; no
-part gets the experiment itself. A part that lasts owns its state and is `Stateful`, which is all that a
-checkpoint has to know of it. What is optional is a `Callback`, which sees the run as `Run`.
+part gets the experiment itself. A long-lived part owns its state and is `Stateful`, which is all that a
+checkpoint needs to know about it. Optional parts are `Callback`s, which see the run as `Run`.
 """
 
 from __future__ import annotations
@@ -28,60 +28,61 @@ from .process.distributed import any_process
 from .process.rng import derive_seed
 from .process.signals import StopRequest
 
-NO_DATA = "for trajectories to train on"  # what a learner waits for that cannot begin
+NO_DATA = "for trajectories to train on"  # note of a learner that cannot begin
 
 
 class Stateful(Protocol):
-    """Has a state that a checkpoint keeps: tensors and plain values in dicts and lists, nothing else."""
+    """A part with a state for checkpoints: only tensors and plain values, in dicts and lists."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs to go on exactly from here."""
+        """State from which `load_state_dict` continues exactly."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned. Raises: ValueError if it does not fit this run."""
+        """Continue from the result of `state_dict`. Raises: ValueError if it does not fit this run."""
         ...
 
 
 class Role(NamedTuple):
-    """What this process does for its run, from `Experiment.mode`."""
+    """Role of this process in its run, from `Experiment.mode`."""
 
     collects: bool
     learns: bool
 
     @classmethod
     def of(cls, mode: str) -> Role:
-        """Of "both", "learn" or "collect"."""
+        """The role for mode "both", "learn" or "collect"."""
         return cls(collects=mode != "learn", learns=mode != "collect")
 
     @property
     def does_both(self) -> bool:
-        """Collects for itself, as a run of one command does."""
+        """True if this process collects for itself, in a run of one command."""
         return self.collects and self.learns
 
     @property
     def is_actor(self) -> bool:
-        """Collects for a learner elsewhere, whose policies it follows."""
+        """True if this process collects for a separate learner and follows its policies."""
         return not self.learns
 
     @property
     def is_learner(self) -> bool:
-        """Learns from what actors elsewhere collect, and publishes policies for them."""
+        """True if this process learns from the data of separate actors and publishes policies for them."""
         return not self.collects
 
     def __str__(self) -> str:
-        """As heartbeats call it."""
+        """Name of the role in heartbeats."""
         return "both" if self.does_both else "learner" if self.learns else "actor"
 
 
 @dataclass
 class Progress:
-    """Where the run stands: the only home of its counters.
+    """Progress of the run: the only place for its counters.
 
-    epochs: of the run. seed: of the run. epoch: the running one, or the next. env_steps: of the whole run.
-    gradient_steps: optimizer steps. policy_version: counts publications. policy_epoch: of the learner whose
-    policy an actor acts with; None in other processes. best_score: of the best policy so far. is_finished:
-    nothing is left to do after the last epoch.
+    epochs: number of epochs of the run. seed: seed of the run. epoch: the running epoch, or the next one.
+    env_steps: env steps of the whole run. gradient_steps: optimizer steps. policy_version: counts
+    publications. policy_epoch: epoch of the learner's policy that an actor acts with; None in other
+    processes. best_score: score of the best policy so far. is_finished: True if nothing is left to do after
+    the last epoch.
     """
 
     epochs: int
@@ -96,7 +97,7 @@ class Progress:
 
     @property
     def schedule_epoch(self) -> int:
-        """The epoch that schedules follow: the running one, in an actor that of its newest policy."""
+        """The epoch that schedules follow: the running one; in an actor, that of its newest policy."""
         return self.epoch if self.policy_epoch is None else self.policy_epoch
 
     @property
@@ -105,34 +106,34 @@ class Progress:
         return min(1.0, self.epoch / max(self.epochs, 1))
 
     def state_dict(self) -> dict[str, Any]:
-        """All but the length of the run, which may change on resuming."""
+        """All fields but the length of the run, which may change on resuming."""
         state = dataclasses.asdict(self)
         del state["epochs"], state["policy_epoch"]
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Continue from the result of `state_dict`."""
         for name, value in state.items():
             setattr(self, name, value)
 
 
 class Status(Protocol):
-    """Tells others what this process does; see fleet/heartbeat.py."""
+    """Reports the activity of this process to others; see fleet/heartbeat.py."""
 
     def state(self, state: str, note: str | None = None) -> None:
-        """What it does from now on, one of fleet.heartbeat.STATES; note: what it waits for."""
+        """Set the current activity, one of fleet.heartbeat.STATES; note: the reason for waiting."""
         ...
 
     def put(self, **figures: Any) -> None:
-        """New figures, such as epoch and env_steps."""
+        """Report new figures, such as epoch and env_steps."""
         ...
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """What several parts of a run need to know, made once and never replaced.
+    """Context that several parts of a run share, made once and never replaced.
 
-    stop and console are armed by `learn`. log: writes a record, each figure as `<key>/<name>`.
+    stop and console become active in `learn`. log: writes a record, each figure as `<key>/<name>`.
     """
 
     run_dir: Path
@@ -147,7 +148,7 @@ class RunContext:
 
     @property
     def is_main(self) -> bool:
-        """True in the process that writes files and speaks for all that train together."""
+        """True in the process that writes files and represents all that train together."""
         return bool(self.accelerator.is_main_process)
 
     def any(self, flag: bool) -> bool:
@@ -165,21 +166,21 @@ class RunContext:
 
 
 class Trainer(abc.ABC):
-    """What an epoch does with data; chosen once for the agent: `OffPolicyTrainer` or `PPOLearner`."""
+    """Training within an epoch; chosen once for the agent: `OffPolicyTrainer` or `PPOLearner`."""
 
     explores: bool = True
     """Whether exploration noise is put on training actions."""
     idle_epochs: int = 0
-    """In a row up to now, without an update for want of trajectories."""
+    """Number of consecutive epochs without an update for lack of trajectories."""
     timesteps_per_forward: int
-    """Of a batch, at most, which tells how many threads pay."""
+    """Largest number of timesteps in a batch, which decides how many threads pay off."""
 
     def sinks(self, num_envs: int) -> list[Sink]:
-        """What takes the rollout of `num_envs` envs beside the trajectory files."""
+        """Receivers of the rollout of `num_envs` envs besides the trajectory files."""
         return []
 
     def ready(self) -> bool:
-        """Before `train`: False skips it. A learner without data waits here."""
+        """Check before `train`: False skips it. A learner without data waits here."""
         return True
 
     @abc.abstractmethod
@@ -191,22 +192,22 @@ class Trainer(abc.ABC):
 
     @abc.abstractmethod
     def try_once(self) -> list[str]:
-        """Compute losses on what there is and change nothing; lines that say what was found."""
+        """Compute losses on the available data and change nothing; returns lines that describe the result."""
 
     @abc.abstractmethod
     def describe(self) -> str:
-        """What an epoch trains on, in a few words."""
+        """A short description of the training data of an epoch."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs to go on exactly from here, if it does not follow from the epoch."""
+        """State for `load_state_dict` that does not follow from the epoch."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - nothing to restore
-        """Go on from what `state_dict` returned."""
+        """Continue from the result of `state_dict`."""
 
 
 class Run(Protocol):
-    """What a callback sees of the Experiment, which is an instance of `settings.Settings` too."""
+    """View of the Experiment for callbacks; it is also an instance of `settings.Settings`."""
 
     mode: str
     make_val_env: Any
@@ -216,7 +217,7 @@ class Run(Protocol):
     val_timesteps_per_epoch: int
     restore_from: str | None
     begins_anew: bool
-    """False where a checkpoint will be loaded after `start`."""
+    """False if a checkpoint will be loaded after `start`."""
     ctx: RunContext
     dataset: RLDataset
     learner: Any
@@ -238,7 +239,7 @@ class Run(Protocol):
 
     @property
     def DEVICE(self) -> torch.device:  # noqa: N802 - the name is part of the public interface
-        """Where the agent is."""
+        """The device of the agent."""
         ...
 
     def caster(self) -> AbstractContextManager[Any]:
@@ -254,9 +255,9 @@ class Run(Protocol):
         ...
 
     def fetched(self, reference: str, name: str) -> AbstractContextManager[tuple[Path, str | None]]:
-        """Where all processes find what a path or the name of an artifact means, and whose run it is.
+        """Local path of a file or an artifact, for all processes, and the run it is from.
 
-        name: of the setting, for errors.
+        name: name of the setting, for errors.
         """
         ...
 

@@ -18,12 +18,12 @@ from .collect import Collector, RolloutGroup
 class Evaluator:
     """Plays in environments without exploration, and leaves the agent as it was.
 
-    Every random number, the episodes included, comes from the global generators. Inside
+    All random numbers, including those of the episodes, come from the global generators. Inside
     `isolated_rng(seed)` the same seed gives the same episodes, and training continues as if none had been
     played.
 
     Args:
-        device: where the agents are.
+        device: device of the agents.
         sample: True draws actions, False takes the most likely ones.
         should_stop: see Collector.
         cast: see Collector.
@@ -60,14 +60,14 @@ class Evaluator:
         """Act in `envs`; returns the last hidden state and the statistics of the episodes of this call.
 
         Args:
-            agent: acts, in evaluation mode.
+            agent: acts in evaluation mode.
             envs: vector env.
             timesteps: steps to take in each env.
-            hidden_state: the result of the previous call, to continue in the same `envs` where that one
-                stopped; None resets all envs.
+            hidden_state: the result of the previous call, to continue in the same `envs` where it stopped;
+                None resets all envs.
             episodes: see `Collector.collect`.
             limit: see `Collector.collect`.
-            sinks: each takes every step.
+            sinks: receivers of every step.
             render: see `Collector.collect`.
         """
         last, state, histories = self._newest, None, None

@@ -1,4 +1,4 @@
-"""The Experiment: the story of a run from its settings to the last checkpoint, and the hooks of users."""
+"""The Experiment: the course of a run from its settings to the last checkpoint, and the hooks for users."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ from .process.threads import choose_threads
 from .settings import Settings, check_for_on_policy, check_settings, shrink
 
 logger = logging.getLogger("loxodon")
-_PER_PROCESS = {"trainer", "collector", "rng"}  # parts of which each process has a state of its own
-_RESTORED_LAST = {"collector", "dataset", "rng"}  # parts that are restored when all others fit
-_CONSOLE_FIGURES = {  # of the figures of an epoch, on the terminal
+_PER_PROCESS = {"trainer", "collector", "rng"}  # parts with a separate state in each process
+_RESTORED_LAST = {"collector", "dataset", "rng"}  # parts that are restored only when all others fit
+_CONSOLE_FIGURES = {  # figures of an epoch that the terminal shows
     "val/return": "val return",
     "collect/return": "return",
     "train/loss": "loss",
@@ -100,7 +100,7 @@ _HOW_TO_RESUME_CORRECTED = "To continue: correct what the error says, then run w
 class Experiment(Settings):
     """One run: environments, agent, replay data, and the order in which they work. `start()`, then `learn()`.
 
-    Its fields are those of `Settings`. What it hands to its parts is `ctx` and the values that they need.
+    Its fields are those of `Settings`. Its parts get `ctx` and the values that they need.
     """
 
     def __post_init__(self) -> None:
@@ -126,21 +126,21 @@ class Experiment(Settings):
             status=self.fleet,
         )
         self.hooks, self.timer = CallbackList(self, self.callbacks, (*OF_EVERY_RUN, WarmStart)), StageTimer()
-        self.epoch_figures: dict[str, Any] = {}  # all that was logged in the running epoch
+        self.epoch_figures: dict[str, Any] = {}  # everything that was logged in the running epoch
         self.last_val_metrics: dict[str, float] = {}
         self.loaded_policy: PolicyInfo | None = None
         self.actors: AbstractContextManager[Any] | None = None  # actors that run as long as learn() does
         self.collector: Collector | None = None
         self.begins_anew = True  # no checkpoint will be loaded after `start`
-        self._saved_s = 0.0  # since `learn` began, of the last checkpoint
-        self._is_stopped = False  # before the last epoch, and everything is saved
+        self._saved_s = 0.0  # time of the last checkpoint, in seconds since `learn` began
+        self._is_stopped = False  # True after a stop before the last epoch, when everything is saved
         self.train_envs: Any = None
         self.val_envs: Any = None
         self.obs_space: spaces.Dict
         self.action_space: PolicyActionSpace
-        self.env_spaces: EnvSpaces  # before anything is flattened or scaled
+        self.env_spaces: EnvSpaces  # spaces before anything is flattened or scaled
 
-    # ---- where the run stands ----
+    # ---- progress of the run ----
 
     @property
     def run_dir(self) -> Path:
@@ -149,18 +149,18 @@ class Experiment(Settings):
 
     @property
     def DEVICE(self) -> torch.device:  # noqa: N802 - the name is part of the public interface
-        """Where the agent is."""
+        """The device of the agent."""
         device: torch.device = self.accelerator.device
         return device
 
     @property
     def policy(self) -> BaseAgent:
-        """The agent itself, without what Accelerate wraps around it."""
+        """The agent itself, without the wrapper of Accelerate."""
         return self._policy
 
     @property
     def acting(self) -> BaseAgent:
-        """Who acts, is evaluated and published: `policy`, or its average (`Learner.weight_average`)."""
+        """Agent that acts, is evaluated and published: `policy`, or its `Learner.weight_average`."""
         return self.learner.acting
 
     @property
@@ -174,7 +174,7 @@ class Experiment(Settings):
 
     @property
     def env_steps(self) -> int:
-        """Of the whole run, by all that collect for it."""
+        """Env steps of the whole run, by all processes that collect for it."""
         return self.ctx.progress.env_steps
 
     @env_steps.setter
@@ -183,7 +183,7 @@ class Experiment(Settings):
 
     @property
     def run_seed(self) -> int:
-        """The seed in use: that of the settings, of the checkpoint that was loaded, or drawn."""
+        """The seed in use: from the settings, from the loaded checkpoint, or drawn."""
         return self.ctx.progress.seed
 
     @property
@@ -193,7 +193,7 @@ class Experiment(Settings):
 
     @property
     def best_score(self) -> float | None:
-        """Of the best policy so far."""
+        """Score of the best policy so far."""
         return self.ctx.progress.best_score
 
     # ---- building ----
@@ -206,7 +206,7 @@ class Experiment(Settings):
             self.init_dsets()
             env_summary = self.init_envs()
             self.init_dloaders()
-            seed_global_generators(derive_seed(self.ctx.progress.seed, "model"))  # equal in all processes
+            seed_global_generators(derive_seed(self.ctx.progress.seed, "model"))  # the same in all processes
             self.hooks.around("model_init", self.init_model)
             self.init_checkpoints()
             self.init_logger()
@@ -223,7 +223,7 @@ class Experiment(Settings):
         self.summary(env_summary)
 
     def _make_pace(self) -> ReplayRatio:
-        """What makes learner and actors wait for each other."""
+        """Make the object that lets learner and actors wait for each other."""
         env_steps_per_epoch = self.parallel_actors * self.train_timesteps_per_epoch
         pace: ReplayRatio = ReplayRatio(
             self.ctx,
@@ -239,7 +239,7 @@ class Experiment(Settings):
     def keep_pace_of_preset(self, *, is_chosen: bool) -> None:
         """Before `start` of a learner with actors: if replay_ratio is None, set it to that of mode "both".
 
-        A preset then learns the same with actors, however fast they are. Without a phase of both in one
+        A preset then learns the same with actors, no matter how fast they are. Without a phase of both in one
         epoch (start_collecting_at_epoch) there is nothing to compare.
 
         Args:
@@ -258,7 +258,7 @@ class Experiment(Settings):
             self.replay_ratio = updates / env_steps
 
     def _is_over(self) -> bool:
-        """True when a policy was published that says it is the last and is not loaded yet."""
+        """True when the learner has published its last policy and it is not loaded yet."""
         info = self.latest.poll()
         return info is not None and info.is_final and info != self.loaded_policy
 
@@ -266,12 +266,12 @@ class Experiment(Settings):
         """Seed the global generators, from which environments may draw, differently in every process."""
         if self.seed is None:
             logger.info("Experiment.seed was not set; this run uses seed %d", self.ctx.progress.seed)
-        if self.deterministic != torch.are_deterministic_algorithms_enabled():  # setting it imports much
+        if self.deterministic != torch.are_deterministic_algorithms_enabled():  # setting it imports a lot
             torch.use_deterministic_algorithms(self.deterministic)
         seed_global_generators(self.ctx.seed_of("envs"))
 
     def init_dsets(self) -> RLDataset:
-        """Tell the dataset its folder, window length and rights; only one process may delete."""
+        """Pass the folder, window length and rights to the dataset; only one process may delete."""
         self.dataset.configure(
             max_seq_len=self.max_seq_len,
             padded_sampling=self.padded_sampling,
@@ -284,7 +284,7 @@ class Experiment(Settings):
         return self.dataset
 
     def init_envs(self) -> str:
-        """Build the environments this mode needs and take over their spaces; returns a line on them."""
+        """Build the environments that this mode needs and store their spaces; returns a line about them."""
         if self.ctx.role.collects and self.train_timesteps_per_epoch > 0:
             self.train_envs = build.make_training_envs(
                 self.make_train_env,
@@ -319,7 +319,7 @@ class Experiment(Settings):
         return self.loader
 
     def init_model(self) -> None:
-        """Build agent and optimizer and place them on the device; then whatever acts or learns with them."""
+        """Build agent and optimizer and place them on the device; then build what acts or learns."""
         self._policy = self.agent_type(
             self.obs_space,
             self.action_space,
@@ -328,12 +328,13 @@ class Experiment(Settings):
             self.max_seq_len,
         )
         if (own := getattr(self._policy, "obs_space", self.obs_space)) is not self.obs_space:
-            self.dataset.expect(build.layout_of(own, self.action_space))  # with what the agent adds
+            # With the observations that the agent adds
+            self.dataset.expect(build.layout_of(own, self.action_space))
         optimizer = self.hooks.around("optimizer_init", self.init_optimizer, self._policy)
         if self.compile_learning:
             self._policy.compile_learning()
         self.model = self.accelerator.prepare(self._policy)
-        if self.accelerator.scaler is not None:  # without one, Accelerate's wrapper only takes time
+        if self.accelerator.scaler is not None:  # without a scaler, Accelerate's wrapper only takes time
             optimizer = self.accelerator.prepare(optimizer)
         self.optimizer = optimizer
         sampler = self.dataset.sampler
@@ -361,7 +362,7 @@ class Experiment(Settings):
         self.evaluator = Evaluator(
             self.DEVICE, self.sample_actions_val, should_stop=self.ctx.stop.requested, cast=self.caster
         )
-        # From here on processes differ: each draws its own actions.
+        # From here on processes differ: each draws different actions.
         seed_global_generators(self.ctx.seed_of("process"))
         self.collector = self._make_collector()
 
@@ -377,7 +378,7 @@ class Experiment(Settings):
         return optimizer
 
     def _make_trainer(self) -> Trainer:
-        """What learns in an epoch: the only place that asks which kind of agent this is."""
+        """Make the trainer. This is the only place that depends on the kind of agent."""
         if self.ctx.role.learns and self.ctx.is_main and 0 < self.epochs <= self.start_learning_at_epoch:
             logger.warning(
                 "This run makes no update: Experiment.epochs is %d, and learning begins after %d epoch(s). "
@@ -418,19 +419,19 @@ class Experiment(Settings):
         return trainer
 
     def _check_off_policy(self) -> None:
-        """Raise ValueError for what the first update would find, after all the collecting before it."""
+        """Raise ValueError for mistakes that would otherwise show only at the first update."""
         if self.train_batches_per_epoch and isinstance(self.dataset, DoNothingDataset):
             raise ValueError(
                 f"{type(self.policy).__name__} learns from stored trajectories, but Experiment.dataset is a "
                 "DoNothingDataset, which stores none. Fix: set Experiment.dataset = @DiskTrajDataset(), or "
                 "Experiment.agent_type to an on-policy agent, such as @PPOAgent."
             )
-        # Compiling for a blank batch would cost more than finding out at the first update.
+        # Compiling for a blank batch would cost more than finding the mistake at the first update.
         if self.extra_loss_weights and not self.compile_learning and self.dataset.layout is not None:
             self.learner.check_extra_losses(blank_batch(self.dataset.layout))
 
     def _make_collector(self) -> Collector | None:
-        """The training rollout; None where this process does not collect."""
+        """The training rollout; None if this process does not collect."""
         if self.train_envs is None:
             return None
         folder, explores = self.dataset.save_new_trajs_to, self.trainer.explores
@@ -475,7 +476,7 @@ class Experiment(Settings):
         return exploration
 
     def _make_writer(self, folder: Path, num_envs: int, **settings: Any) -> TrajectoryWriter:
-        """Stores trajectories of `num_envs` envs in `folder`, cut as traj_save_len says."""
+        """A writer that stores trajectories of `num_envs` envs in `folder`, cut at traj_save_len."""
         spread = self.max_seq_len if self.stagger_traj_file_lengths else 0
         return TrajectoryWriter(
             folder,
@@ -488,19 +489,19 @@ class Experiment(Settings):
         )
 
     def _overrides(self, *hooks: str) -> bool:
-        """Whether a hook is a user's own, be it of a derived class or of this object alone."""
+        """True if the user overrides a hook, in a derived class or on this object."""
         own = (getattr(getattr(self, hook), "__func__", None) is getattr(Experiment, hook) for hook in hooks)
         return not all(own)
 
     def _forward_work(self) -> float:
-        """About the multiply-adds of a forward pass: parameters times timesteps; on a GPU no limit."""
+        """Approximate multiply-adds of a forward pass: parameters times timesteps; no limit on a GPU."""
         if self.DEVICE.type != "cpu":
-            return math.inf  # what is left to the CPU was not measured
+            return math.inf  # CPU work has not been measured, so no limit
         num_timesteps = self.parallel_actors if self.ctx.role.is_actor else self.trainer.timesteps_per_forward
         return float(num_timesteps) * sum(p.numel() for p in self.policy.parameters())
 
     def init_checkpoints(self) -> None:
-        """Make the run's checkpoint folders."""
+        """Create the checkpoint folders of the run."""
         self.checkpoints = CheckpointManager(
             self.run_dir,
             self.run_name,
@@ -512,10 +513,10 @@ class Experiment(Settings):
         self.latest = WatchedFile(self.checkpoints.latest_path, read_info)
 
     def init_logger(self) -> None:
-        """Prepare metric files; nothing is written before there is something to log."""
+        """Prepare the metric files; nothing is written before the first figure is logged."""
         self.config_hash = config_hash(self, known_bindings())
         self.artifacts = self._make_uploads()
-        is_actor = self.ctx.role.is_actor  # an actor has its own file, beside that of the learner
+        is_actor = self.ctx.role.is_actor  # an actor has its own file, next to that of the learner
         wandb = {
             "project": self.wandb_project,
             "entity": self.wandb_entity,
@@ -542,7 +543,7 @@ class Experiment(Settings):
 
     @functools.cached_property
     def record(self) -> RunRecord:
-        """What this run is made with, as it is when that is first written or compared."""
+        """The record of how this run was made, as of when it is first written or compared."""
         names = ("agent_type", "tstep_encoder_type", "traj_encoder_type")
         return record_run(
             spaces=self.env_spaces,
@@ -552,7 +553,7 @@ class Experiment(Settings):
         )
 
     def _make_uploads(self) -> Uploads:
-        """Where checkpoints go beside the run folder; a store is there only in the process that uses it."""
+        """Storage of checkpoints outside the run folder; only the process that uses the store has one."""
         uses_it = self.ctx.role.learns and self.ctx.is_main and not self.test_run
         access = RunAccess(
             self.run_dir,
@@ -567,11 +568,11 @@ class Experiment(Settings):
         )
 
     def summary(self, env_summary: str) -> None:
-        """Print what this run is, in a few lines. env_summary: what init_envs returned."""
+        """Print a short summary of this run. env_summary: the line that init_envs returned."""
         self.ctx.console.say(self.describe(env_summary))
 
     def describe(self, env_summary: str) -> str:
-        """A few lines on what runs where."""
+        """A few lines on the environments, agent and devices of this run."""
         num_params = sum(p.numel() for p in self.policy.trainable_params())
         observations = ", ".join(f"{key} {space}" for key, space in self.obs_space.spaces.items())
         memory = self.policy.action_memory
@@ -596,7 +597,7 @@ class Experiment(Settings):
         return "\n".join(f"{name:>13}  {text}" for name, text in lines.items() if text)
 
     def _describe_encoders(self) -> str:
-        """Names, widths and sizes of both encoders; an agent of the user's may have none."""
+        """Names, widths and sizes of both encoders; a user's agent may have none."""
         modules = [getattr(self.policy, name, None) for name in ("tstep_encoder", "traj_encoder")]
         found = [module for module in modules if isinstance(module, (TstepEncoder, TrajEncoder))]
         names = [one.describe() if isinstance(one, TstepEncoder) else type(one).__name__ for one in found]
@@ -610,7 +611,8 @@ class Experiment(Settings):
 
         A part that cannot be closed costs a warning. This may be called at any time, and again.
         """
-        # The newer workers hold ends of the older ones' pipes. After a failed `start` some parts are missing.
+        # The newer workers hold ends of the older ones' pipes, so they are closed first. After a failed
+        # `start` some parts are missing.
         names = ("collector", "loader", "dataset", "val_envs", "train_envs", "artifacts", "metric_logger")
         closing = {name: part.close for name in names if (part := vars(self).get(name)) is not None}
         if "artifacts" in closing:
@@ -623,19 +625,20 @@ class Experiment(Settings):
     def learn(self) -> dict[str, float]:
         """Run the remaining epochs; returns the figures of the last evaluation.
 
-        On SIGINT, SIGTERM or SIGUSR1: stores trajectories and a checkpoint, says how to go on, raises
-        SystemExit: 130 after SIGINT, else 0. After an error the same is stored before it is raised.
+        On SIGINT, SIGTERM or SIGUSR1 it stores trajectories and a checkpoint, prints how to continue, and
+        raises SystemExit: 130 after SIGINT, otherwise 0. After an error the same is stored before the error
+        is raised.
         """
         for _ in self.learn_iter():
             pass
         return self.last_val_metrics
 
-    fit = learn  # the name that scikit-learn and Lightning have for it
+    fit = learn  # the name of this method in scikit-learn and Lightning
 
     def learn_iter(self) -> Iterator[dict[str, Any]]:
-        """As `learn`, epoch by epoch: yields the newest value of all figures that each epoch has logged.
+        """Like `learn`, but epoch by epoch: yields the newest value of each figure that the epoch has logged.
 
-        To end early with a checkpoint call `request_stop`; leaving the loop alone saves nothing.
+        To end early with a checkpoint, call `request_stop`. Leaving the loop without it saves nothing.
         """
         if self._has_nothing_left():
             return
@@ -671,14 +674,14 @@ class Experiment(Settings):
     def request_stop(self, reason: str = "") -> None:
         """End training after the running epoch, with a checkpoint; `learn` then returns as usual.
 
-        Any process may ask; all end at the same epoch. reason: is printed.
+        Any process may ask; all end at the same epoch. reason: a text that is printed.
         """
         self.ctx.stop.ask_after_epoch(reason or "request_stop")
 
-    # ---- what an epoch consists of, and what users override ----
+    # ---- the steps of an epoch, and the hooks that users override ----
 
     def collect_new_training_data(self) -> dict[str, float]:
-        """Go on with the training rollout for one epoch's timesteps; returns its figures."""
+        """Continue the training rollout for one epoch's timesteps; returns its figures."""
         collector, progress = self.collector, self.ctx.progress
         if collector is None:
             raise ValueError(
@@ -703,7 +706,7 @@ class Experiment(Settings):
         collector.wait()
         elapsed_s = time.perf_counter() - start_s
         stages = self.timer.step_figures(taken / self.parallel_actors)
-        taken = sum(gather(taken, self.accelerator))  # all processes; a stopped one took fewer
+        taken = sum(gather(taken, self.accelerator))  # all processes; one may have stopped early
         progress.env_steps += taken
         others = [name for one in self.hooks.callbacks for name in one.collect_figures]
         metrics = merge_episodes(collector.histories, self.accelerator).summary("collect", others)
@@ -713,7 +716,7 @@ class Experiment(Settings):
         speed = {"time/collect_s": elapsed_s, "time/env_steps_per_s": taken / elapsed_s}
         self.log({**metrics, **speed, **stages})
         if self.test_run:
-            collector.flush()  # in so few steps no episode ends
+            collector.flush()  # so few steps may not end any episode
         return metrics
 
     def restart_train_envs(self, epoch: int) -> None:
@@ -724,18 +727,19 @@ class Experiment(Settings):
     def train_step(self, batch: AnyBatch | Sequence[AnyBatch], log_step: bool = False) -> dict[str, Tensor]:
         """One optimizer step; returns scalar tensors: "Loss", "Actor Loss", "Critic Loss", and others.
 
-        batch: with batches_per_update above 1 the list of all batches of the update, whose gradients add up
-            to those of one large batch. log_step: compute all figures.
+        batch: with batches_per_update above 1, a list of all batches of the update. Their gradients add up to
+            those of one large batch.
+        log_step: compute all figures.
         """
         micro_batches = batch if isinstance(batch, Sequence) else [batch]
         return self.learner.update(micro_batches, log_step)
 
     def compute_loss(self, batch: AnyBatch, log_step: bool = False) -> dict[str, Any]:
-        """Hook: the losses of one batch, means over what its own masks leave; see `learner.masked_losses`.
+        """Hook: the losses of one batch, averaged over its own masks; see `learner.masked_losses`.
 
-        An override may change "Actor Loss" and "Critic Loss" or add figures. Scalars are logged; those called
-        "<name>_loss" are minimised too if extra_loss_weights has a weight for the name. With several
-        micro-batches or processes each mean weighs as much as its mask has of all.
+        An override may change "Actor Loss" and "Critic Loss" or add figures. Scalars are logged. A scalar
+        called "<name>_loss" is also minimised if extra_loss_weights has a weight for the name. With several
+        micro-batches or processes, each mean is weighted by its share of all unmasked entries.
         """
         with self.caster():
             terms: LossTerms = self.model(batch, log_step)
@@ -743,18 +747,18 @@ class Experiment(Settings):
         return masked_losses(batch, terms, *edits)
 
     def edit_actor_mask(self, batch: AnyBatch, actor_loss: Tensor, pad_mask: Tensor) -> Tensor:
-        """Hook: what counts in the actor's loss, (B, L, G, 1) bool for G discounts.
+        """Hook: mask of the actor's loss, (B, L, G, 1) bool for G discounts.
 
-        actor_loss: of the same shape, without gradient. pad_mask: True on real timesteps.
+        actor_loss: has the same shape, without gradient. pad_mask: True on real timesteps.
         """
         return pad_mask
 
     def edit_critic_mask(self, batch: AnyBatch, critic_loss: Tensor, pad_mask: Tensor) -> Tensor:
-        """Hook: what counts in the critics' loss, (B, L, C, G, 1) bool for C critics and G discounts."""
+        """Hook: mask of the critics' loss, (B, L, C, G, 1) bool for C critics and G discounts."""
         return pad_mask
 
     def edit_extra_mask(self, batch: AnyBatch, name: str, loss: Tensor, pad_mask: Tensor) -> Tensor:
-        """Hook: what counts in the extra loss of this name, (B, L, ...) bool as the loss."""
+        """Hook: mask of the extra loss of this name, (B, L, ...) bool, shaped like the loss."""
         return pad_mask
 
     def caster(self) -> AbstractContextManager[Any]:
@@ -780,8 +784,10 @@ class Experiment(Settings):
     ) -> dict[str, float]:
         """Evaluate in new environments; logs and returns figures named `test/...`.
 
-        timesteps: every episode that begins within so many steps of its env counts, and is played to its end.
-        episodes: at most so many of them, shared equally by the envs. save_trajs_to: folder for trajectories.
+        timesteps: every episode that begins within this many steps of its env counts, and is played to its
+            end.
+        episodes: limit on the number of episodes, shared equally by the envs.
+        save_trajs_to: folder for trajectories.
         """
         with contextlib.closing(self.make_envs(make_test_env)) as envs:
             return self._evaluate(
@@ -799,7 +805,8 @@ class Experiment(Settings):
     ) -> dict[str, float]:
         """Play every episode that begins within `timesteps` to its end, so that short ones are not preferred.
 
-        Training continues as if nothing had been played. Empty when no episode ended, or after a stop.
+        Training continues as if nothing had been played. The result is empty when no episode ended, or after
+        a stop.
         """
         self.fleet.state("evaluating")
         self.hooks("on_eval_start")
@@ -808,7 +815,7 @@ class Experiment(Settings):
             most = sys.maxsize if episodes is None else episodes
             _, histories = self.interact(envs, timesteps, episodes=most, **how)
         named = {f"{kind}/{name}": value for name, value in self.policy_metrics(*histories).items()}
-        if self.ctx.stop_agreed():  # cut short, the figures would favour short episodes
+        if self.ctx.stop_agreed():  # after an early stop, the figures would favour short episodes
             return {}
         if kind == "val":
             self.last_val_metrics = named
@@ -821,7 +828,7 @@ class Experiment(Settings):
     def make_envs(self, make_env: MakeEnv | Sequence[MakeEnv]) -> Any:
         """A vector env of parallel_actors environments that the agent fits.
 
-        Raises: ValueError if their observations or actions are not those the agent is made for.
+        Raises: ValueError if their observations or actions differ from those the agent was built for.
         """
         envs = self._make_envs(make_env)
         build.check_evaluation(envs, self.obs_space, self.action_space)
@@ -847,15 +854,15 @@ class Experiment(Settings):
     ) -> tuple[Any, Histories]:
         """Act in `envs`, without exploration; returns hidden state, (returns, specials).
 
-        timesteps: how many to take in each env.
-        hidden_state: what the previous call returned, to continue in the same `envs` where that one stopped;
+        timesteps: number of steps to take in each env.
+        hidden_state: the result of the previous call, to continue in the same `envs` where it stopped;
             otherwise all are reset.
-        episodes: count so many, shared equally by `envs`, of those that begin within `timesteps`. Each is
-            played to its end, see `Collector.collect`.
-        save_on_done: a folder to store trajectories in, or True for that of the dataset, each when it ends.
-            False stores those of the training environments in the dataset, by the end of the call at the
-            latest, and no others. Of the training environments, episodes that are still running are stored
-            as far as they have come.
+        episodes: number of episodes that count, shared equally by `envs`, among those that begin within
+            `timesteps`. Each is played to its end, see `Collector.collect`.
+        save_on_done: a folder to store each trajectory in when it ends, or True for the folder of the
+            dataset. False stores only trajectories of the training environments, in the dataset, by the end
+            of the call at the latest. Running episodes of the training environments are stored up to their
+            current step.
         """
         is_training = envs is self.train_envs
         folder: str | Path | None = None if isinstance(save_on_done, bool) else save_on_done
@@ -888,7 +895,7 @@ class Experiment(Settings):
         return merge_episodes(Histories(returns, specials), self.accelerator).summary("")
 
     def x_axis_metrics(self) -> dict[str, int]:
-        """What every record carries: where the run stands."""
+        """Axes that every record carries: the progress of the run."""
         progress = self.ctx.progress
         return {
             "epoch": progress.epoch,
@@ -899,13 +906,13 @@ class Experiment(Settings):
     def log(self, metrics_dict: Mapping[str, Any], key: str = "") -> None:
         """Write one record, each name as `<key>/<name>`; only the main process writes.
 
-        The policy of this moment is kept as the best one if these figures make it so.
+        The current policy is kept as the best one if these figures say so.
         """
         named = {f"{key}/{name}" if key else name: value for name, value in metrics_dict.items()}
         self.epoch_figures |= named
         if self.ctx.is_main:
             self.metric_logger.log(named, self.x_axis_metrics())
-        # Whoever only measures, before training or saving anything, leaves the folder alone.
+        # A process that only measures, before training or saving anything, leaves the folder alone.
         if not (self.ctx.role.learns and self.checkpoints.has_begun):
             return
         score = self.checkpoints.better_score(named, self.best_score)
@@ -948,13 +955,13 @@ class Experiment(Settings):
     # ---- checkpoints and policies ----
 
     def save_checkpoint(self) -> Path | None:
-        """Save everything needed to go on with epoch `self.epoch`; returns the folder in the main process."""
+        """Save everything needed to resume at epoch `self.epoch`; returns the folder in the main process."""
         return self._save(max(self.epoch - 1, 0))
 
     def load_checkpoint(self, epoch: int | None = None, resume_training_state: bool = True) -> int:
-        """Load the checkpoint after `epoch` (None: the newest intact one); returns the epoch to go on with.
+        """Load the checkpoint after `epoch` (None: the newest intact one); returns the epoch to resume at.
 
-        With resume_training_state False only the weights are loaded and the run starts at its first epoch.
+        With resume_training_state False, only the weights are loaded and the run starts at its first epoch.
         """
         if (chosen := epoch) is None:
             chosen, problems = from_main(self.checkpoints.newest_intact_epoch, self.accelerator)
@@ -967,9 +974,9 @@ class Experiment(Settings):
         return self.epoch
 
     def load_checkpoint_from_path(self, path: str | Path, is_accelerate_state: bool | None = None) -> None:
-        """Load a training state (a folder; the whole run goes on from it) or policy weights (a file).
+        """Load a training state (a folder; the whole run continues from it) or policy weights (a file).
 
-        is_accelerate_state: True for a training state, False for weights; None decides by what is at `path`.
+        is_accelerate_state: True for a training state, False for weights; None decides by the kind of `path`.
         """
         path = Path(path)
         if path.is_dir() if is_accelerate_state is None else is_accelerate_state:
@@ -979,7 +986,7 @@ class Experiment(Settings):
             self.learner.on_checkpoint_loaded(is_resume=False)
 
     def _parts(self) -> dict[str, Stateful]:
-        """Whose states a checkpoint keeps, by name; those of _PER_PROCESS every process keeps for itself."""
+        """The parts saved in a checkpoint, by name; each process saves those of _PER_PROCESS for itself."""
         parts: dict[str, Any] = {
             "progress": self.ctx.progress,
             "learner": self.learner,
@@ -994,25 +1001,25 @@ class Experiment(Settings):
         return {name: part for name, part in parts.items() if part is not None}
 
     def _save(self, epoch: int, *, goes_on: bool = True, is_interim: bool = False) -> Path | None:
-        """Write the checkpoint named after `epoch`; the rollout goes on as if nothing had happened.
+        """Write the checkpoint named after `epoch`; the rollout continues as if nothing had happened.
 
-        But with exact_resume, if the checkpoint cannot hold the training envs, they are restarted. That gives
-        every run, interrupted or not, the same state after a checkpoint: fresh episodes with a seed that
-        follows from the run's seed and the epoch. Returns the folder in the main process.
+        The exception is exact_resume with training envs that a checkpoint cannot hold: they are restarted.
+        Every run, interrupted or not, then has the same state after a checkpoint: fresh episodes with a seed
+        derived from the run's seed and the epoch. Returns the folder in the main process.
 
         goes_on: False in a process that ends now, whose envs need not be restarted.
-        is_interim: only a safeguard until the next one; it stays in the run folder, and goes when that is
-            there.
+        is_interim: True for a safeguard that stays in the run folder and is deleted once the next checkpoint
+            exists.
 
-        Raises: OSError if the disk does not take it, FloatingPointError if weights are not finite;
-        trajectories that are stored and earlier checkpoints stay.
+        Raises: OSError if it cannot be written, FloatingPointError if weights are not finite. Stored
+        trajectories and earlier checkpoints stay.
         """
         self.learner.check_weights()
         self.begin_run()
         collector = self.collector
         restarts = self.checkpoints.exact_resume and collector is not None and not collector.is_storable
         if collector is not None and (restarts or not self.has_dset_edit_rights):
-            collector.flush()  # without rights nobody sets files aside that repeat what the checkpoint holds
+            collector.flush()  # without rights, nobody sets aside files that repeat data of the checkpoint
         elif collector is not None:
             collector.wait()
         self.accelerator.wait_for_everyone()
@@ -1031,7 +1038,7 @@ class Experiment(Settings):
             folder = self.checkpoints.commit(epoch, self.policy, self.acting, shared, metadata)
             if not is_interim:
                 self.artifacts.store_state(folder, epoch)
-            if not self.checkpoints.config_path.exists():  # somebody deleted the folder
+            if not self.checkpoints.config_path.exists():  # the folder was deleted
                 self.store_config()
             self.checkpoints.prune()
         self.accelerator.wait_for_everyone()
@@ -1042,7 +1049,7 @@ class Experiment(Settings):
         return folder
 
     def _load(self, folder: Path, *, is_branch: bool = False) -> None:
-        """Put the whole run back to the checkpoint in `folder`; is_branch: begin a run of its own from there.
+        """Restore the whole run from the checkpoint in `folder`; is_branch: begin a new run from there.
 
         Raises: FileNotFoundError if it is missing or incomplete; ValueError if it is damaged or does not fit.
         """
@@ -1066,11 +1073,11 @@ class Experiment(Settings):
             self.loader.reseed(derive_seed(self.run_seed, "loader"))
         if state.metadata["best_by"] != self.checkpoints.best_by:
             self.ctx.progress.best_score = None
-        is_cut = False  # episodes that were running are not
+        is_cut = False  # running episodes were not restored
         if self.collector is not None and "collector" in parts:
             is_cut = states["collector"]["has_begun"] and not self._restore_rollout(self.collector, state)
         self.learner.on_checkpoint_loaded(is_resume=True)
-        # All fits: only now files are touched.
+        # All parts fit. Files are touched only from here on.
         self.checkpoints.continue_run(state.metadata["run_id"])
         if "dataset" in parts:
             if self.ctx.role.does_both and self.ctx.is_main and self.has_dset_edit_rights:
@@ -1082,7 +1089,7 @@ class Experiment(Settings):
             self.restart_train_envs(self.epoch)
 
     def _restore_rollout(self, collector: Collector, state: TrainingState) -> bool:
-        """Put the rollout back; False where it has to begin new episodes."""
+        """Restore the rollout; False if it has to begin new episodes."""
         now, before = self.accelerator.num_processes, state.num_ranks
         if before == now:
             seed = self.ctx.seed_of("train_envs", self.epoch)
@@ -1095,17 +1102,17 @@ class Experiment(Settings):
         )
 
     def _restore_generators(self, generators: Stateful, state: TrainingState) -> None:
-        """Put the global generators back; seed them where another number of processes would share a state."""
+        """Restore the global generators; seed them if another number of processes would share a state."""
         if state.num_ranks == self.accelerator.num_processes:
             generators.load_state_dict(state.own["rng"])
         else:
             seed_global_generators(self.ctx.seed_of("process", self.epoch))
 
     def _restore_if_asked(self) -> None:
-        """Begin from what `restore_from` names; an actor follows its learner instead.
+        """Begin from the source that `restore_from` names; an actor follows its learner instead.
 
-        A training state goes on, one of another run as a new branch (see `as_branch`); policy weights are
-        learned on from.
+        A training state is continued; one of another run becomes a new branch (see `as_branch`). Policy
+        weights only initialise the agent.
 
         Raises: FileNotFoundError, listing what exists; ValueError if it does not fit this run.
         """
@@ -1122,13 +1129,13 @@ class Experiment(Settings):
             logger.info("Restored %s, from %s.", began, self.restore_from)
 
     def fetched(self, reference: str, name: str) -> AbstractContextManager[tuple[Path, str | None]]:
-        """Where all processes find what a path or an artifact means, and whose run it is; see `fetched`."""
+        """Local path of a file or an artifact, for all processes, and the run it is from; see `fetched`."""
         return fetched(reference, name, self.ctx, self.artifacts.store)
 
     def write_latest_policy(self, is_final: bool = False) -> None:
         """Publish the weights for collecting processes under the next version number.
 
-        Raises: FloatingPointError if they are not finite; what was published before stays.
+        Raises: FloatingPointError if they are not finite; the earlier policy file stays.
         """
         self.learner.check_weights()
         self.begin_run()
@@ -1140,9 +1147,9 @@ class Experiment(Settings):
         self.fleet.put(policy_version=progress.policy_version)
 
     def read_latest_policy(self) -> PolicyInfo | None:
-        """Load the published weights if they are newer than what was loaded; None if there are none yet.
+        """Load the published weights if they are newer than the loaded ones; None if there are none yet.
 
-        Raises: ValueError if they are for another environment or of another format.
+        Raises: ValueError if they are for another environment or have another format.
         """
         info, path = self.latest.poll(), self.checkpoints.latest_path
         if info is not None and info != self.loaded_policy:
@@ -1161,10 +1168,10 @@ class Experiment(Settings):
         """Delete the collected trajectories; protected ones stay."""
         self.dataset.delete()
 
-    # ---- how a run begins ----
+    # ---- start of a run ----
 
     def _has_nothing_left(self) -> bool:
-        """True where the last epoch and all that follows it are done already."""
+        """True if the last epoch and everything after it are done already."""
         if not (self.ctx.role.learns and self.ctx.progress.is_finished):
             return False
         if self.epoch >= self.epochs:
@@ -1179,7 +1186,7 @@ class Experiment(Settings):
 
     @contextlib.contextmanager
     def _training_context(self) -> Iterator[None]:
-        """All that surrounds the epochs: signals, progress bar, actors, and what is saved after an error."""
+        """Context around the epochs: signals, progress bar, actors, and saving after an error."""
         self.ctx.progress.is_finished = self._is_stopped = False
         self._saved_s = 0.0
         self._set_aside_earlier_data()
@@ -1205,13 +1212,13 @@ class Experiment(Settings):
 
     def _publish_identity(self) -> None:
         progress, buffer = self.ctx.progress, self.dataset.save_new_trajs_to
-        if self.ctx.role.is_learner:  # actors may have seen later versions than the checkpoint knows of
+        if self.ctx.role.is_learner:  # actors may have seen later versions than the one in the checkpoint
             published = from_main(self._published_version, self.accelerator)
             progress.policy_version = max(progress.policy_version, published)
         self.fleet.put(buffer=None if buffer is None else str(buffer.parent.absolute()))
 
     def _published_version(self) -> int:
-        """Version of the policy file; 0 if there is none, or none that is readable: it is replaced soon."""
+        """Version of the policy file; 0 if there is none, or it is unreadable: it is replaced soon."""
         try:
             info = self.latest.poll()
         except (ValueError, OSError):
@@ -1219,7 +1226,7 @@ class Experiment(Settings):
         return 0 if info is None else info.version
 
     def _set_aside_earlier_data(self) -> None:
-        """Do not train a run that starts from scratch on what an earlier run of its name has collected."""
+        """If this run starts from scratch, set aside the data of an earlier run of the same name."""
         progress = self.ctx.progress
         is_new = progress.env_steps == 0
         if not self.ctx.role.does_both:
@@ -1240,7 +1247,7 @@ class Experiment(Settings):
     def begin_run(self) -> None:
         """Before a learner writes to its run folder: set aside an earlier run's files, store the config.
 
-        A run that went on from a checkpoint has its own files there. Does nothing when called again.
+        A run that was resumed has its own files there. Does nothing when called again.
         """
         if self.ctx.role.is_actor or self.checkpoints.has_begun:
             return
@@ -1250,7 +1257,7 @@ class Experiment(Settings):
             self.store_config()
 
     def store_config(self) -> None:
-        """Write the config as requested and as operative, and the versions."""
+        """Write the config (as requested, and as operative) and the versions."""
         environments = environments_to_json(
             make_val_env=self.make_val_env,
             parallel_actors=self.parallel_actors,
@@ -1263,9 +1270,9 @@ class Experiment(Settings):
     # ---- between epochs ----
 
     def _epochs(self) -> Iterator[int]:
-        """Numbers of the epochs that are left; without end for an actor."""
+        """Numbers of the remaining epochs; endless for an actor."""
         first = self.epoch
-        if self._has_spent_env_steps():  # in an epoch that a stop has cut short, or the limit is lower now
+        if self._has_spent_env_steps():  # after a stop within an epoch, or with a lower limit than before
             return
         for epoch in itertools.count(first) if self.ctx.role.is_actor else range(first, self.epochs):
             self.ctx.progress.epoch, self.epoch_figures = epoch, {}
@@ -1279,7 +1286,7 @@ class Experiment(Settings):
         return interval is not None and self.epoch % interval == 0
 
     def _load_newest_policy(self) -> bool:
-        """Act with the newest weights where asked to; True when they are the last ones of a learner."""
+        """Act with the newest weights if required; True when they are the last ones of a learner."""
         if not (self.always_load_latest or self.ctx.role.is_actor):
             return False
         self.accelerator.wait_for_everyone()  # the main process may still be writing it
@@ -1296,7 +1303,7 @@ class Experiment(Settings):
         return self.ctx.any(is_news and self.ctx.role.is_actor)
 
     def _policy_age(self) -> dict[str, float]:
-        """Which policy an actor acted with and how stale that was; nothing if it follows no learner."""
+        """Policy that an actor acted with and its age; empty if the process follows no learner."""
         if (loaded := self.loaded_policy) is None:
             return {}
         newest = self.latest.poll() or loaded
@@ -1318,7 +1325,7 @@ class Experiment(Settings):
         return True
 
     def _has_spent_env_steps(self) -> bool:
-        """True when all that collect for the run have taken max_env_steps together."""
+        """True when all processes that collect for the run have taken max_env_steps together."""
         if self.ctx.role.is_actor or (limit := self.max_env_steps) is None:
             return False
         taken = from_main(self.pace.count_env_steps, self.accelerator)
@@ -1327,7 +1334,7 @@ class Experiment(Settings):
         return taken >= limit
 
     def _refresh_dataset(self) -> None:
-        """Let the dataset see what was collected, and log what it holds."""
+        """Let the dataset find the collected data, and log its size."""
         self.accelerator.wait_for_everyone()
         figures = self.dataset.on_end_of_collection()
         if self.ctx.role.is_learner and (newest_s := self.dataset.newest_time_s) is not None:
@@ -1336,7 +1343,7 @@ class Experiment(Settings):
         self.accelerator.wait_for_everyone()
 
     def _end_epoch(self, epoch: int, is_last: bool) -> bool:
-        """Tell everybody, publish and save what is due; False if no epoch follows."""
+        """Notify all parts, and publish and save what is due; False if no epoch follows."""
         shown = {
             label: self.epoch_figures[name]
             for name, label in _CONSOLE_FIGURES.items()
@@ -1356,7 +1363,7 @@ class Experiment(Settings):
             return False
         if self.ctx.role.learns:
             if self.always_save_latest or self.ctx.role.is_learner:
-                self.write_latest_policy()  # before the checkpoint, which keeps the version
+                self.write_latest_policy()  # before the checkpoint, which stores the version
             if is_due := self._is_due(self.ckpt_interval):
                 self.save_checkpoint()
             elif is_due := self._is_first_save_due(epoch) or self._is_time_to_save():
@@ -1365,7 +1372,7 @@ class Experiment(Settings):
         return True
 
     def _is_first_save_due(self, epoch: int) -> bool:
-        """True after the first epoch, whose data may end the next one, unless saving in between is off."""
+        """True after the first epoch, when the data may end the next one, unless saving in between is off."""
         return epoch == 0 and self.checkpoints.every_minutes is not None and not self.checkpoints.exact_resume
 
     def _is_time_to_save(self) -> bool:
@@ -1378,7 +1385,7 @@ class Experiment(Settings):
             return False
         return self.ctx.any(self.ctx.stop.age_s() - self._saved_s >= 60.0 * minutes)
 
-    # ---- how a run ends ----
+    # ---- end of a run ----
 
     def _finish(self) -> None:
         """Last evaluation, last checkpoint, last policy."""
@@ -1388,7 +1395,7 @@ class Experiment(Settings):
             self.fleet.end("finished")
             return
         self.accelerator.wait_for_everyone()
-        self.dataset.on_end_of_collection()  # the flush may have left more than may stay
+        self.dataset.on_end_of_collection()  # the flush may have left more than the dataset may keep
         if self.evaluate_at_end and self.val_timesteps_per_epoch > 0:
             self.evaluate_val()
             self._exit_if_asked()
@@ -1401,7 +1408,7 @@ class Experiment(Settings):
         self.fleet.end("finished")
 
     def _stop_between_epochs(self) -> None:
-        """Save everything, as asked for, and say how to go on; `learn` returns then."""
+        """Save everything after a stop request, and print how to continue; `learn` returns then."""
         self._is_stopped = True
         self.hooks("on_training_stop")
         reason = self.ctx.stop.after_epoch or "another process asked for it"
@@ -1413,12 +1420,12 @@ class Experiment(Settings):
             line = f"{where} all finished trajectories are stored."
         else:
             if self.always_save_latest or self.ctx.role.is_learner:
-                self.write_latest_policy()  # before the checkpoint, which keeps the version
+                self.write_latest_policy()  # before the checkpoint, which stores the version
             line = f"{where} saved {self.save_checkpoint()}. {_HOW_TO_RESUME}"
         self._print_always(line)
 
     def _exit_if_asked(self) -> None:
-        """After a signal to any process: store what there is, say how to go on, and exit."""
+        """After a signal to any process: save everything, print how to continue, and exit."""
         if not self.ctx.stop_agreed():
             return
         name = self.ctx.stop.signal_name or "a signal to another process"
@@ -1438,21 +1445,21 @@ class Experiment(Settings):
             self._print_always(
                 f"Stopped by {name} in {self._where_in_run()}: saved {folder}. {_HOW_TO_RESUME}"
             )
-        is_alone = self.accelerator.num_processes == 1  # a launcher would take it for a failure
+        is_alone = self.accelerator.num_processes == 1  # a launcher would treat the exit status as a failure
         raise Stopped(INTERRUPTED if is_alone and name == "SIGINT" else 0)
 
     def _save_running_epoch(self) -> Path | None:
         """Save in the middle of an epoch.
 
-        It is repeated on resume, and the checkpoint bears its number. After the last epoch only the final
-        evaluation is left to repeat.
+        The epoch is repeated on resume, and the checkpoint has its number. After the last epoch only the
+        final evaluation is left to repeat.
         """
         epoch = max(min(self.epoch, self.epochs - 1), 0)
         return self._save(epoch, goes_on=False)
 
     @contextlib.contextmanager
     def _save_on_error(self) -> Iterator[None]:
-        """When an error ends the run, save where it stands, if that is sound, and say how to go on."""
+        """When an error ends the run, save its state, if that is sound, and print how to continue."""
         try:
             yield
         except (Exception, KeyboardInterrupt) as error:
@@ -1467,11 +1474,11 @@ class Experiment(Settings):
             raise
 
     def _save_after_error(self, error: BaseException) -> str:
-        """Try to save as a signal does; returns what became of it, and how to continue."""
+        """Try to save as after a signal; returns what was saved, and how to continue."""
         # A wrong setting, wrong code or NaN would end the same command again.
         repeats = isinstance(error, ValueError | TypeError | FloatingPointError)
         go_on = _HOW_TO_RESUME_CORRECTED if repeats else _HOW_TO_RESUME
-        if self.accelerator.num_processes > 1:  # the others cannot be asked for their part any more
+        if self.accelerator.num_processes > 1:  # the other processes can no longer be asked for their part
             problem = "several processes train, and not all are left"
         elif not self.learner.is_sound():
             problem = "the weights are not finite"
@@ -1490,7 +1497,7 @@ class Experiment(Settings):
 
     @contextlib.contextmanager
     def _curves_at_the_end(self) -> Iterator[None]:
-        """Draw the learning curves, however the run ends."""
+        """Draw the learning curves, no matter how the run ends."""
         try:
             yield
         finally:
@@ -1501,6 +1508,6 @@ class Experiment(Settings):
         return f"epoch {self.epoch}" if self.epoch < self.epochs else "the final evaluation"
 
     def _print_always(self, line: str) -> None:
-        """Print a line that even a silent run says."""
+        """Print a line even if the run is silent."""
         if self.ctx.is_main:
             self.ctx.console.console.print(line, markup=False)

@@ -1,6 +1,6 @@
 """The settings of a run: every field of Experiment, with its default, its meaning and its rules.
 
-The defaults are those of AMAGO 3.3, so that a name means the same in both. What is recommended here stands in
+The defaults are those of AMAGO 3.3, so that a name means the same in both. The recommended values are in
 `gin_configs/base_offpolicy.gin` and `gin_configs/ppo/ppo.gin`.
 """
 
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger("loxodon")
 T = TypeVar("T")
 AUTO_BATCH_TIMESTEPS = 1_536
-"""Timesteps that a batch of full sequences has with `Experiment.batch_size = 'auto'`, so that an update costs
-about the same at any length."""
+"""Timesteps in a batch of full sequences with `Experiment.batch_size = 'auto'`, so that an update costs about
+the same at any length."""
 AUTO_BATCH_SIZES = (4, 24)
 """The smallest and the largest number of sequences of such a batch."""
 FEW_STEPS = 8
-"""Env steps per actor where a run is only tried."""
+"""Env steps per actor in a trial run."""
 
 
 class Rules(TypedDict, total=False):
-    """What else is known of a field of Settings; checks, test runs, the hash and messages read it here.
+    """Further properties of a field of Settings, for checks, test runs, the hash and messages.
 
     Attributes:
-        choices: texts that it may be.
-        lowest: least number that it may be.
+        choices: allowed texts.
+        lowest: smallest allowed number.
         above: number that it must exceed.
-        tried: its value where a run is only tried, by `--check` or `--test-run`.
+        tried: its value in a trial run, by `--check` or `--test-run`.
         tiny: its value in a test run.
         tiny_most: its largest value in a test run.
         in_hash: False if runs that differ in it have the same `config_hash`.
@@ -77,7 +77,7 @@ def setting(default: T, doc: str, **rules: Unpack[Rules]) -> T:
 
 @dataclass(kw_only=True)
 class Settings:
-    """What Experiment is constructed from: each setting with its default, its meaning and its rules.
+    """Settings of an Experiment, each with its default, its meaning and its rules.
 
     Fields without a default are required.
     """
@@ -297,7 +297,7 @@ def fields_with(rule: str) -> dict[str, Any]:
     return {one.name: one.metadata[rule] for one in fields(Settings) if rule in one.metadata}
 
 
-# ---- checks, before anything is built ----
+# ---- checks before anything is built ----
 
 _TAKEN = ("actor", "critic", "value")  # names of other losses in the logs
 
@@ -306,7 +306,7 @@ def check_settings(settings: Settings) -> None:
     """Raise ValueError or TypeError for the first setting that cannot work."""
     for one in fields(Settings):
         name, value, rules = f"Experiment.{one.name}", getattr(settings, one.name), one.metadata
-        kind, choices = str(one.type), rules.get("choices", ())  # kind: such as "int | None"
+        kind, choices = str(one.type), rules.get("choices", ())  # kind is a text such as "int | None"
         if kind.startswith(("int", "float")) and value not in choices:
             limits = {limit: rules[limit] for limit in ("lowest", "above") if limit in rules}
             check_number(name, value, whole=kind.startswith("int"), optional="None" in kind, **limits)
@@ -334,9 +334,9 @@ def check_settings(settings: Settings) -> None:
 
 
 def check_for_on_policy(settings: Settings, agent: str) -> None:
-    """Raise ValueError where settings do not go with the on-policy agent of this name.
+    """Raise ValueError for settings that an on-policy agent of this name cannot use.
 
-    A warning names the settings that it does not read, unless they have their defaults.
+    A warning names the settings that the agent does not read, unless they have their defaults.
     """
     num_steps, first = settings.train_timesteps_per_epoch, settings.start_collecting_at_epoch
     needs = [
@@ -353,7 +353,7 @@ def check_for_on_policy(settings: Settings, agent: str) -> None:
                 f"{expected}. Fix: set Experiment.{name} so, or use an off-policy agent such as Agent."
             )
     defaults = {one.name: one.default for one in fields(Settings)}
-    # None is what an on-policy agent does anyway. A test run has set most of them itself.
+    # An on-policy agent behaves as with None anyway. A test run has set most of these settings itself.
     unread = [
         name for name in fields_with("on_policy") if getattr(settings, name) not in (defaults[name], None)
     ]
@@ -368,11 +368,11 @@ def check_for_on_policy(settings: Settings, agent: str) -> None:
 
 # ---- a test run: one of everything in seconds, away from the real run's folder and data ----
 
-_FEW_SEQUENCES = 4  # per batch of a test run
+_FEW_SEQUENCES = 4  # sequences per batch of a test run
 
 
 def is_on_policy(agent_type: Any) -> bool:
-    """Whether the agent will be one that learns from its newest rollout; False where that cannot be told."""
+    """True if the agent will learn from its newest rollout; False if that is unknown."""
     while isinstance(agent_type, functools.partial):
         agent_type = agent_type.func
     agent_type = inspect.unwrap(agent_type)
@@ -394,7 +394,7 @@ def shrink(settings: Settings) -> None:
 
 
 def keep_in_own_folder(dataset: Any) -> None:
-    """Let what takes new trajectories keep them in the folder of the run; what is only read stays."""
+    """Let writers of new trajectories use the folder of the run; data that are only read stay in place."""
     if getattr(dataset, "takes_new_trajs", False):
         dataset.dset_root = dataset.dset_name = None
     for part in getattr(dataset, "datasets", ()):

@@ -1,6 +1,6 @@
-"""Versioned artifacts: where checkpoints go beside the run folder, and how a run begins from one.
+"""Versioned artifacts: storage of checkpoints outside the run folder, and runs that begin from one.
 
-stores.py says what a store is and has two of them; upload.py stores in the background.
+stores.py defines the interface of a store and two stores; upload.py stores in the background.
 """
 
 from .stores import ArtifactInfo, ArtifactStore, RunAccess, UrlStore, WandbStore

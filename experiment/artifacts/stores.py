@@ -1,4 +1,4 @@
-"""What a store of artifacts is, the names it uses, and two stores: a URL or folder, and Weights & Biases.
+"""Interface of an artifact store, its names, and two stores: a URL or folder, and Weights & Biases.
 
 An artifact is named `<run>/<what>`, such as `tmaze/state`, and has versions v0, v1, ...; an alias names one
 of them and moves. `tmaze/state:v3` and `tmaze/state:latest` are references.
@@ -23,16 +23,16 @@ import gin
 from ..output.logs import wandb_files_in
 from ..process.files import atomic_folder, check_inside, check_tree, parse_json
 
-STATE, POLICY = "state", "policy"  # what an experiment stores: full training states, policy weights
+STATE, POLICY = "state", "policy"  # artifacts of an experiment: full training states, policy weights
 CONTENT = {STATE: "training_state", POLICY: "policy.safetensors"}  # the folder or file in the artifact
 METADATA = "metadata.json"  # UrlStore writes it last
 _PART = r"[^/:.][^/:]*"
 _NAME = re.compile(f"{_PART}/{_PART}")
-_MOST_BYTES = 128  # of a run's name: folders and files are named after it, with something added
+_MOST_BYTES = 128  # limit on a run's name: names of folders and files append to it
 _VERSION = re.compile(r"v\d+")
 _SHOWN = 12
-_WANDB_TYPES = {STATE: "training-state", POLICY: "model"}  # others are of the type of their name
-_WANDB_NAME = "loxodon_name"  # in the metadata: W&B's own names allow fewer characters
+_WANDB_TYPES = {STATE: "training-state", POLICY: "model"}  # other artifacts have the type of their name
+_WANDB_NAME = "loxodon_name"  # key in the metadata: W&B's own names allow fewer characters
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,15 @@ class ArtifactInfo:
 
     @property
     def reference(self) -> str:
-        """What `ArtifactStore.get` takes."""
+        """The argument for `ArtifactStore.get`."""
         return f"{self.name}:{self.version}"
 
 
 @dataclass(frozen=True)
 class RunAccess:
-    """What a store may want to know of the run it serves.
+    """Information for a store about the run it serves.
 
-    start_wandb: returns the run of Weights & Biases and starts it if that has not happened.
+    start_wandb: returns the run of Weights & Biases, which the first call starts.
     """
 
     run_dir: Path
@@ -67,7 +67,7 @@ class RunAccess:
 class ArtifactStore(ABC):
     """Keeps versions of named folders of files. It deletes nothing by itself.
 
-    `put` may run on a thread of its own, but never twice at a time; everything else runs on the main thread.
+    `put` may run on a separate thread, but never twice at a time; everything else runs on the main thread.
 
     Attributes:
         needs_wandb: True for a store that uses `RunAccess.start_wandb`.
@@ -76,11 +76,11 @@ class ArtifactStore(ABC):
     needs_wandb = False
 
     def attach(self, run: RunAccess) -> None:
-        """Called once, before anything else, with the run that the store serves."""
+        """Called once, before any other method, with the run that the store serves."""
         return None
 
     def prepare(self) -> None:
-        """Called on the main thread before each `put`; for what may not happen on another."""
+        """Called on the main thread before each `put`, for work that other threads may not do."""
         return None
 
     @abstractmethod
@@ -93,15 +93,15 @@ class ArtifactStore(ABC):
             name: `<run>/<what>`.
             files: the file or folder; it may be deleted as soon as this returns.
             metadata: JSON values.
-            aliases: they name the new version from now on.
-        Returns: the version; None if that is decided later, as when Weights & Biases is offline.
+            aliases: names of the new version from now on.
+        Returns: the version; None if it is decided later, for example when Weights & Biases is offline.
         """
 
     @abstractmethod
     def get(self, reference: str, folder: Path) -> Path:
         """Fetch the files of `<run>/<what>:<version or alias>` into `folder`, which must not exist yet.
 
-        Raises: FileNotFoundError, listing what exists; ValueError if what is stored is damaged.
+        Raises: FileNotFoundError, listing what exists; ValueError if the stored files are damaged.
         """
 
     @abstractmethod
@@ -110,13 +110,13 @@ class ArtifactStore(ABC):
 
 
 def find_artifact(store: ArtifactStore, reference: str, own_run: str) -> ArtifactInfo:
-    """The version that a short reference means.
+    """The version that a short reference refers to.
 
     Args:
-        store: where to look.
+        store: the store to search.
         reference: `[<run>[/<what>]:]<version or alias>`. Without `<what>` an alias is looked up among
             training states, then among policy weights; a version number is that of a training state.
-        own_run: the run that is meant if none is named.
+        own_run: the default run.
     Raises: FileNotFoundError, listing what exists.
     """
     head, _, wanted = reference.rpartition(":")
@@ -156,7 +156,7 @@ def split_reference(reference: str) -> tuple[str, str]:
 
 
 def is_run_name(name: Any) -> bool:
-    """Whether this can name a run: its folder, its artifacts, and a word on a command line."""
+    """True if this can be the name of a run: a folder, a part of artifact names, a word on a command line."""
     return (
         isinstance(name, str)
         and re.fullmatch(_PART, name) is not None
@@ -171,15 +171,15 @@ def version_number(version: str) -> int | None:
     return int(version[1:]) if _VERSION.fullmatch(version) else None
 
 
-# ---- a folder, or a URL ----
+# ---- a folder or a URL ----
 
 
 @gin.configurable
 class UrlStore(ArtifactStore):
-    """Artifacts in a folder, or behind any URL that fsspec knows, which several runs and machines may share.
+    """Artifacts in a folder, or at any URL that fsspec knows, which several runs and machines may share.
 
     Layout: `<url>/<run>/<what>/v0/`, `v1/`, ... with the artifact's files and `metadata.json` in each. That
-    file is written last, so a version without it was cut off, and counts as none.
+    file is written last, so a version without it is incomplete and does not count.
 
     Args:
         url: a folder, or an address such as `s3://bucket/artifacts`, whose package (here s3fs) must be
@@ -189,7 +189,7 @@ class UrlStore(ArtifactStore):
     """
 
     def __init__(self, url: str = gin.REQUIRED) -> None:
-        import fsspec  # which torch depends on
+        import fsspec  # a dependency of torch
         from fsspec.implementations.local import LocalFileSystem
 
         self.url = url
@@ -208,13 +208,13 @@ class UrlStore(ArtifactStore):
     def put(
         self, name: str, files: Path, *, metadata: Mapping[str, Any], aliases: Sequence[str] = ()
     ) -> str | None:
-        """Copy the files, then write down what was copied."""
-        split_reference(f"{name}:latest")  # which is all that a name has to fit in
+        """Copy the files, then write their list."""
+        split_reference(f"{name}:latest")  # a name only has to fit in a reference
         check_tree(files)
         numbers = [number for one in self._names(name) if (number := version_number(one)) is not None]
         version = f"v{max(numbers, default=-1) + 1}"
         home = self._path(name, version)
-        self._fs.makedirs(home, exist_ok=False)  # in a folder, one of two writers that meet fails here
+        self._fs.makedirs(home, exist_ok=False)  # in a folder, one of two simultaneous writers fails here
         try:
             sizes = {}
             for path in sorted(files.rglob("*")) if files.is_dir() else [files]:
@@ -226,13 +226,13 @@ class UrlStore(ArtifactStore):
             facts = {"aliases": [*aliases], "metadata": dict(metadata), "bytes": sizes}
             self._fs.pipe_file(f"{home}/{METADATA}", json.dumps(facts, indent=1).encode())
         except BaseException:
-            with contextlib.suppress(Exception):  # the first error says more than this one
+            with contextlib.suppress(Exception):  # the first error is more useful than this one
                 self._fs.rm(home, recursive=True)
             raise
         return version
 
     def get(self, reference: str, folder: Path) -> Path:
-        """Copy the files of a version, and compare their sizes with what was stored."""
+        """Copy the files of a version, and compare their sizes with the stored ones."""
         name, _ = split_reference(reference)
         version = find_artifact(self, reference, own_run="").version
         source = self._path(name, version)
@@ -253,7 +253,7 @@ class UrlStore(ArtifactStore):
         return folder
 
     def list(self, run: str | None = None) -> list[ArtifactInfo]:
-        """Look at what is there now. The newest version that an alias was given to has it."""
+        """List the present content. An alias belongs to the newest version that it was given to."""
         self._fs.invalidate_cache()
         runs = self._names() if run is None else [run]
         infos: list[ArtifactInfo] = []
@@ -273,7 +273,7 @@ class UrlStore(ArtifactStore):
         return "/".join([self._root, *parts])
 
     def _names(self, *parts: str) -> Sequence[str]:
-        """List a folder of the store; an empty list if there is no such folder."""
+        """List a folder of the store; an empty list if the folder does not exist."""
         try:
             found = self._fs.ls(self._path(*parts), detail=False)
         except (FileNotFoundError, NotADirectoryError):
@@ -281,7 +281,7 @@ class UrlStore(ArtifactStore):
         return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
 
     def _facts(self, name: str, version: str) -> Mapping[str, Any]:
-        """What `put` wrote down of a version; empty if it is not complete, or that file is damaged."""
+        """The facts that `put` stored about a version; empty if it is incomplete or the file is damaged."""
         try:
             facts = parse_json(self._fs.cat_file(self._path(name, version, METADATA)))
             kinds = {"aliases": list, "metadata": dict, "bytes": dict}
@@ -366,14 +366,15 @@ class WandbStore(ArtifactStore):
                     names = [_collection(f"{run}/{what}")]
                 for path in map(self._project_path, names):
                     if api.artifact_collection_exists(path, kind):
-                        infos += map(_info, reversed(list(api.artifacts(kind, path))))  # the newest is first
+                        # The newest comes first
+                        infos += map(_info, reversed(list(api.artifacts(kind, path))))
         return [info for info in infos if info.name]
 
     @contextlib.contextmanager
     def _server(self, what: str) -> Iterator[Any]:
-        """W&B's API, to ask for something.
+        """W&B's API for a query.
 
-        Raises: RuntimeError if W&B is offline, FileNotFoundError if the server does not give the answer.
+        Raises: RuntimeError if W&B is offline, FileNotFoundError if the server does not answer.
         """
         if (mode := os.environ.get("WANDB_MODE")) in ("offline", "disabled", "dryrun"):
             raise RuntimeError(
@@ -416,7 +417,7 @@ def _collection(name: str) -> str:
 
 
 def _info(artifact: Any) -> ArtifactInfo:
-    """What the server says of a version; without a name if it was not stored from here."""
+    """Server data of a version; without a name if it was not stored from here."""
     metadata = dict(artifact.metadata)
     name = metadata.pop(_WANDB_NAME, "")
     aliases = tuple(alias for alias in artifact.aliases if alias != artifact.version)

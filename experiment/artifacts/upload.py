@@ -1,4 +1,4 @@
-"""What a run stores as artifacts: linked into a folder, stored by a thread, kept until that succeeded."""
+"""Artifacts of a run: linked into a folder, stored by a thread, kept until that succeeded."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from .stores import CONTENT, POLICY, STATE, ArtifactStore, RunAccess
 logger = logging.getLogger("loxodon")
 CONFIG_FILE = "config.txt"
 _FILES, _NOTE = "files", "pending.json"
-_HURRY_S = 5.0  # a preempted process has seconds; what is not stored then waits on disk
+_HURRY_S = 5.0  # a preempted process has only seconds; the rest waits on disk
 
 
 @gin.configurable("Artifacts", allowlist=["store"])
 class Uploads:
     """Hands checkpoints (alias `latest`) and the best policy (alias `best`) to a store, without waiting.
 
-    A store that fails costs a warning; the next artifact tries again. Of each artifact only the newest one
-    waits, so that a store which is away for long fills no disk. What a killed process left is stored with the
-    next artifact, or by `close`.
+    A failing store causes a warning; the next artifact tries again. Only the newest version of each artifact
+    waits, so that a long outage of the store does not fill the disk. Files of a killed process are stored
+    with the next artifact, or by `close`.
 
     Args:
-        run: what the store may know of this run; None in a process that has nothing to do with it. What waits
-            is in its `ckpts/artifacts_pending/`, on the file system of the files, which then need no copy.
-        facts: JSON values of the moment, for the metadata of an artifact.
-        store: makes where artifacts go, such as UrlStore; None for nowhere.
+        run: information for the store about this run; None in a process that does not use it. Waiting files
+            are in its `ckpts/artifacts_pending/`, on the file system of the originals, which then need no
+            copy.
+        facts: current JSON values for the metadata of an artifact.
+        store: makes the store, such as UrlStore; None for no store.
 
-    Raises: TypeError for another store.
+    Raises: TypeError if it makes anything else.
     """
 
     def __init__(
@@ -59,9 +60,10 @@ class Uploads:
             self.store.attach(run)
             remove_left_over(self._folder)
         self._facts = facts
-        self._lock = threading.Lock()  # of what waits in the folder
+        self._lock = threading.Lock()  # protects the waiting files
         self._active: Path | None = None  # the parcel that is being stored
-        self._thread: threading.Thread | None = None  # the newest; each begins when the one before has ended
+        # The newest; each begins when the previous one has ended.
+        self._thread: threading.Thread | None = None
         self._warned: set[tuple[type[Exception], str]] = set()
 
     def store_state(self, folder: Path, epoch: int) -> None:
@@ -73,7 +75,7 @@ class Uploads:
         self._submit(POLICY, path, "best", {})
 
     def close(self, is_urgent: bool = False) -> None:
-        """Try once more what waits; is_urgent: for a few seconds at most."""
+        """Try once more to store waiting files; is_urgent: for a few seconds at most."""
         if self.store is None:
             return
         if self._waiting():
@@ -97,7 +99,7 @@ class Uploads:
             self._pack(what, source, {"metadata": metadata, "aliases": [alias]})
             self._waiting()
             self.store.prepare()
-        except Exception as error:  # whatever a store raises must not end the training; it is reported
+        except Exception as error:  # an error of a store must not end the training; it is reported
             self._warn(what, error)
         else:
             self._store_waiting()
@@ -128,9 +130,9 @@ class Uploads:
         return sorted(newest)
 
     def _store_waiting(self) -> None:
-        """Let a thread try everything that waits, after the one that may be at it.
+        """Let a thread store everything that waits, after the thread that may be at work.
 
-        It is a daemon, for which the end of the process does not wait as it would for that of an executor.
+        It is a daemon thread, so the end of the process does not wait for it, unlike for an executor.
         """
         self._thread = threading.Thread(target=self._run, args=(self._thread,), name="artifacts", daemon=True)
         self._thread.start()
@@ -141,14 +143,14 @@ class Uploads:
         assert self.store is not None
         for parcel in self._waiting():
             with self._lock:
-                if not parcel.exists():  # a newer one has taken its place
+                if not parcel.exists():  # replaced by a newer one
                     continue
                 self._active = parcel
             what = parcel.name.partition("_")[2]
             try:
                 note = json.loads((parcel / _NOTE).read_text(encoding="utf-8"))
                 self.store.put(f"{self._run_name}/{what}", parcel / _FILES, **note)
-            except Exception as error:  # whatever a store raises must not end the training; it is reported
+            except Exception as error:  # an error of a store must not end the training; it is reported
                 self._warn(what, error)
             else:
                 self._warned.clear()
@@ -171,7 +173,7 @@ class Uploads:
 
 
 def _link(source: str | Path, target: str | Path) -> None:
-    """A second name for a file, or a copy where the file system has none."""
+    """Make a second name for a file, or a copy if the file system does not support that."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,4 +1,4 @@
-"""Acting with a trained policy, without the experiment, the environment or the gin files it came from."""
+"""Acting with a trained policy, without the experiment, environment or gin files it came from."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ from .spaces import EnvSpaces
 from .store import damage, find_files
 
 logger = logging.getLogger("loxodon")
-# What an agent may build and throw away again, beyond twice the tensors of its file, as it is built twice.
+# Limits on modules and numbers that an agent may build and discard, beyond twice the tensors of its file, as
+# it is built twice.
 _SPARE_MODULES, _SPARE_NUMBERS = 500, 1 << 28
-_MOST_STATE_BYTES = 1 << 32  # size of one environment's memory
+_MOST_STATE_BYTES = 1 << 32  # memory size of one environment
 _MOST_TIMESTEPS = 1 << 31  # length of a training sequence
 _BASES: dict[str, type] = {
     "agent_type": BaseAgent,
@@ -53,7 +54,7 @@ _BASES: dict[str, type] = {
 
 
 class LoadedPolicy:
-    """Acts in the environment's own terms: its observations in, its actions out; remembers each episode.
+    """Acts in terms of the environment: takes its observations, returns its actions, remembers episodes.
 
     One environment:
 
@@ -66,7 +67,7 @@ class LoadedPolicy:
             over = terminated or truncated
             action = policy.act(obs, reward)
 
-    N of them at once, where an ended one is reset within the same step:
+    N environments at once, each reset within the step in which it ends:
 
         policy.reset(num_envs=8)
         obs, _ = envs.reset()
@@ -78,7 +79,7 @@ class LoadedPolicy:
     Attributes:
         agent: the agent itself, in evaluation mode.
         info: header of the file it was loaded from.
-        observation_space, action_space: of the environment.
+        observation_space, action_space: spaces of the environment.
         sample: draw actions from the policy; otherwise the most likely one is taken.
     """
 
@@ -112,16 +113,16 @@ class LoadedPolicy:
         """Actions for the newest observations.
 
         Args:
-            obs: as the environment gives it; with N environments, every array in it is (N, ...).
-            rewards: (N,) float, of the step that led to `obs`; one number for a single environment. Needed
-                from the second call on; not used where an episode begins.
+            obs: observation of the environment; with N environments, every array in it is (N, ...).
+            rewards: (N,) float, rewards of the step that led to `obs`; one number for a single environment.
+                Needed from the second call on; not used at the start of an episode.
             is_first: (N,) bool, True where `obs` is the first of a new episode, so that the past does not
-                count; a bool for a single environment. None for nowhere.
+                count; a bool for a single environment. None means False everywhere.
 
         Returns: (N, ...) array in the environment's action space; one action for a single environment.
 
-        Raises: ValueError if shapes or keys are not those of the environment the policy was trained in, or a
-            number is NaN or infinite.
+        Raises: ValueError if shapes or keys differ from those of the environment the policy was trained in,
+            or a number is NaN or infinite.
         """
         first = np.zeros(self._num_envs, np.bool_) if is_first is None else self._row(is_first, "is_first")
         first = first.astype(np.bool_)
@@ -140,7 +141,8 @@ class LoadedPolicy:
                 inputs, self._tensor(self._rl2s), self._tensor(self._time_idxs), self._hidden, self.sample
             )
         actions: np.ndarray = (chosen if self._code.has_integers else chosen.float()).cpu().numpy()
-        self._rl2s = np.zeros((self._num_envs, self._width), np.float32)  # memory may hold the old array
+        # A new array, because the memory may refer to the old one.
+        self._rl2s = np.zeros((self._num_envs, self._width), np.float32)
         self._code.write(actions, self._rl2s[:, 1:])
         self._has_acted = True
         env_actions = self._map.to_env(actions)
@@ -149,7 +151,7 @@ class LoadedPolicy:
         return np.asarray(env_actions, self.action_space.dtype)
 
     def _take_rewards(self, rewards: Any, first: np.ndarray) -> None:
-        """Complete what the policy sees beside the observations."""
+        """Add rewards and time indices to the inputs of the policy, which are 0 where an episode begins."""
         if rewards is None:
             if not first.all():
                 raise ValueError(
@@ -158,7 +160,7 @@ class LoadedPolicy:
                 )
             rewards = np.zeros(self._num_envs)
         self._rl2s[:, 0] = _finite(np.where(first, 0.0, self._row(rewards, "rewards")), "The reward")
-        self._time_idxs = self._time_idxs + 1  # a new array, too
+        self._time_idxs = self._time_idxs + 1  # also a new array
         self._rl2s[first] = 0.0
         self._time_idxs[first] = 0
 
@@ -173,7 +175,7 @@ class LoadedPolicy:
         return array
 
     def _flatten(self, obs: Any) -> dict[str, np.ndarray]:
-        """The observations as the agent has them, each (N, ...); texts are left out."""
+        """The observations in the form the agent uses, each (N, ...); texts are left out."""
         flat = {}
         num_rows = None if self._is_single else self._num_envs
         try:
@@ -195,7 +197,7 @@ class LoadedPolicy:
 
 
 def _finite(array: np.ndarray, what: str) -> np.ndarray:
-    """The array (N, ...), without NaN and infinities, on which networks would act without a word."""
+    """The array (N, ...) itself, if it has no NaN and infinities, on which networks would silently act."""
     is_good = np.isfinite(array).reshape(len(array), -1).all(1)
     if not is_good.all():
         raise ValueError(
@@ -215,30 +217,30 @@ def load_policy(
 ) -> LoadedPolicy:
     """Load a trained policy for acting; no Experiment and no environment is built.
 
-    The file says how to build the agent: spaces, types, lengths and gin configuration. It can name only
-    classes of agents and encoders that this process has imported already, and set only what networks and the
-    other parts of an agent take; nothing is imported or called because a file says so. gin's configuration in
-    this process is the same before and after, but is replaced for a moment, so no other thread should build
-    configurable objects meanwhile. Values that gin cannot write as text (objects bound in Python) are not in
-    the file; the agent is then built with their defaults.
+    The file describes how to build the agent: spaces, types, lengths and gin configuration. It can name only
+    classes of agents and encoders that this process has imported already, and set only parameters of networks
+    and other parts of an agent. Nothing is imported or called because a file says so. gin's configuration in
+    this process is the same before and after, but it is replaced during the call, so no other thread should
+    build configurable objects meanwhile. Values that gin cannot write as text (objects bound in Python) are
+    not in the file; the agent is then built with their defaults.
 
     Args:
         path: a policy file, a checkpoint folder, or a run folder (the best policy, else the latest one).
-        device: where the agent acts.
+        device: device on which the agent acts.
         sample: draw actions from the policy; otherwise the most likely one is taken.
-        trust: modules or packages, such as "my_pkg", which are imported if the file names them, and whose
-            configurable functions and classes it may use with arguments of its own.
-        types: agent_type, tstep_encoder_type or traj_encoder_type, as the run was given them, instead of what
-            the file says. A run writes down classes that can be imported, also in a functools.partial.
+        trust: modules or packages, such as "my_pkg", which are imported if the file names them. The file
+            may use their configurable functions and classes with its own arguments.
+        types: agent_type, tstep_encoder_type or traj_encoder_type of the run, instead of those in the file.
+            A run writes down classes that can be imported, also in a functools.partial.
 
     Raises:
         FileNotFoundError: If there is no policy.
-        ValueError: If the file is damaged, of another format, asks for what it may not, or says too little to
-            build the agent.
+        ValueError: If the file is damaged, has another format, asks for something that is not allowed, or
+            lacks something that the agent needs.
         ImportError: If a class that it needs is not imported and not in `trust`, or cannot be imported.
     """
     file = find_files(Path(path).expanduser(), "load_policy")
-    if file.is_dir():  # a training state
+    if file.is_dir():  # file is a training state
         if (problem := damage(file)) is not None:
             raise ValueError(f"The checkpoint {file} is damaged: {problem}. Fix: choose another one.")
         file /= "model.safetensors"
@@ -272,7 +274,7 @@ def _build_agent(
     trust: Sequence[str],
     given: Mapping[str, Callable[..., Any]],
 ) -> BaseAgent:
-    """The agent as the header describes it, with new weights."""
+    """The agent that the header describes, with new weights."""
     with cleared_config(), torch.random.fork_rng(devices=[]):
         try:
             types = _bind(info, trust, given)
@@ -284,15 +286,16 @@ def _build_agent(
                 types["traj_encoder_type"],
                 max_seq_len,
             )
-            with _no_larger_than(weights):  # sizes that are not those of the weights never get memory
+            with _no_larger_than(weights):  # sizes that differ from those of the weights never get memory
                 if (sketch := _without_memory(build)) is not None:
                     check_fit(sketch, weights, file)
                     _check_state(sketch, max_seq_len)
                 agent: BaseAgent = build()
         except ImportError:
             raise
-        except Exception as error:  # what constructors make of settings that a file has chosen
-            reason = str(error).split("\n", maxsplit=1)[0]  # gin's additions name no file of the user's
+        except Exception as error:  # constructors may raise anything for settings from a file
+            # The following lines are from gin and do not refer to files of the user.
+            reason = str(error).split("\n", maxsplit=1)[0]
             if "Fix:" not in reason:
                 reason += (
                     f" (written by Loxodon {info.loxodon}, this is {version_of('loxodon')}). Fix: import the "
@@ -304,10 +307,10 @@ def _build_agent(
 
 @contextlib.contextmanager
 def _no_larger_than(weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Let this thread build no more than an agent with these weights has, with room for what is thrown away.
+    """Limit what this thread builds to the size of these weights, with a margin for temporary modules.
 
     A header can ask for a hundred million layers in a few bytes. Building stops at the first parameter or
-    module beyond the limit, and at the first parameter in memory that makes all of them too large.
+    module beyond the limit, and at the first parameter in memory that makes the total too large.
 
     Raises: ValueError.
     """
@@ -350,7 +353,7 @@ def _no_larger_than(weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
 
 
 def _without_memory(build: Callable[[], BaseAgent]) -> BaseAgent | None:
-    """An agent that has only shapes; None if its constructor computes with numbers, which it has not."""
+    """An agent that has only shapes; None if its constructor computes with numbers, which are not there."""
     try:
         with torch.device("meta"):
             return build()
@@ -363,14 +366,14 @@ def _without_memory(build: Callable[[], BaseAgent]) -> BaseAgent | None:
 def _check_state(sketch: BaseAgent, max_seq_len: int) -> None:
     """Refuse an agent that would remember more of one environment than any policy needs.
 
-    No weight says how far attention looks back, so the header alone could ask for all memory.
+    The weights do not limit the context of attention, so the header alone could ask for all memory.
 
     Raises: ValueError.
     """
     try:
         num_bytes = _num_bytes(sketch.init_hidden_state(1, torch.device("meta")))
     except (RuntimeError, TypeError) as error:
-        if "meta" in str(error).lower():  # it computes with numbers
+        if "meta" in str(error).lower():  # the agent computes with numbers
             return
         raise
     if num_bytes > _MOST_STATE_BYTES:
@@ -392,13 +395,13 @@ def _num_bytes(state: Any) -> int:
 
 
 def _bind(info: PolicyInfo, trust: Sequence[str], given: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
-    """Bind what agents read of the gin text in a header, and return the agent's types by their field.
+    """Bind the settings of agents in the gin text of a header, and return the agent's types by their field.
 
-    The rest, such as the environment's settings, is left out, and so are imports of what is not in `trust`.
+    Other settings, such as those of the environment, are left out, and so are imports outside `trust`.
 
-    given: types that count instead of those of the file.
+    given: types that replace those of the file.
 
-    Raises: ValueError or TypeError for what a file may not ask for; ImportError as find_type does.
+    Raises: ValueError or TypeError for a setting that a file may not have; ImportError as in find_type.
     """
     if unknown := given.keys() - _BASES.keys():
         raise ValueError(f"types has {min(unknown)!r}, but may have {', '.join(_BASES)}. Fix: rename it.")
@@ -435,7 +438,7 @@ def _bind(info: PolicyInfo, trust: Sequence[str], given: Mapping[str, Callable[.
 
 
 def _read_gin(text: str, trust: Sequence[str]) -> list[Binding]:
-    """Bindings of a gin text, macros replaced by their values. Of its imports, those in `trust` are done."""
+    """Bindings of a gin text, with macros replaced by their values. Only imports in `trust` are run."""
     try:
         imports = [one for one in parse_statements(text) if isinstance(one, ImportStatement)]
         bindings = bindings_in(text)
@@ -445,7 +448,7 @@ def _read_gin(text: str, trust: Sequence[str]) -> list[Binding]:
         ) from error
     for one in imports:
         if is_trusted(one.module, trust):
-            with contextlib.suppress(ImportError):  # environments, for one, need not be installed here
+            with contextlib.suppress(ImportError):  # environments, for example, need not be installed here
                 importlib.import_module(one.module)
     macros = {b.scope: b.value for b in bindings if b.selector == registry.MACRO}
     return [
@@ -454,9 +457,9 @@ def _read_gin(text: str, trust: Sequence[str]) -> list[Binding]:
 
 
 def _is_kept(binding: Binding, trust: Sequence[str]) -> bool:
-    """Whether a binding is one of what agents and networks are given.
+    """True if a binding sets a parameter of an agent or network.
 
-    Raises: ValueError if it is, and refers to something else.
+    Raises: ValueError if it does, and refers to something else.
     """
     if not any(_is_part(found, trust) for found in registry.find(binding.selector)):
         return False
@@ -473,7 +476,7 @@ def _is_kept(binding: Binding, trust: Sequence[str]) -> bool:
 
 
 def is_gone(binding: Binding) -> bool:
-    """Whether an agent or network is given a parameter that it has in another version only."""
+    """True if an agent or network gets a parameter that it has only in another version."""
     return any(
         _is_part(found, ()) and binding.param not in found.params and not found.takes_any
         for found in registry.find(binding.selector)
@@ -481,7 +484,7 @@ def is_gone(binding: Binding) -> bool:
 
 
 def _is_part(found: registry.Configurable, trust: Sequence[str]) -> bool:
-    """Whether it is a part of agents, which files may configure: constructing one does nothing else."""
+    """True for a part of agents, which files may configure: constructing one has no side effects."""
     if isinstance(found.wrapped, type) and issubclass(found.wrapped, nn.Module):
         return True
     return is_trusted(found.wrapped.__module__ or "", ("loxodon.agents", "loxodon.nets", *trust))
@@ -491,9 +494,9 @@ def _is_part(found: registry.Configurable, trust: Sequence[str]) -> bool:
 
 
 def _read_type(value: Any, base: type, trust: Sequence[str]) -> Any:
-    """A type as `type_to_json` has written it: a class derived from `base`, or a partial of one.
+    """A type as written by `type_to_json`: a class derived from `base`, or a partial of one.
 
-    Raises: ImportError and TypeError as find_type; ValueError for what a file may not ask for.
+    Raises: ImportError and TypeError as in find_type; ValueError for a type that a file may not ask for.
     """
     if (name := called_name(value)) is None:
         raise ValueError("its header has a type that Loxodon never writes. Fix: use a file that it wrote.")
@@ -510,9 +513,9 @@ def _read_type(value: Any, base: type, trust: Sequence[str]) -> Any:
 
 
 def find_part(name: str, trust: Sequence[str]) -> Any:
-    """A class or function that a file gives to an agent or encoder as an argument.
+    """A class or function that a file passes to an agent or encoder as an argument.
 
-    Raises: ImportError if it is not here; ValueError if it is not a network and its module may not be used.
+    Raises: ImportError if it is not found; ValueError if it is not a network and its module may not be used.
     """
     found = _look_up(name, trust, type | FunctionType)
     module = name.partition(":")[0]
@@ -528,12 +531,12 @@ def find_part(name: str, trust: Sequence[str]) -> Any:
 
 
 def find_type(name: str, base: type, trust: Sequence[str] = ()) -> Any:
-    """The class that `type_to_json` named, which a file says; of a module in `trust` also a function.
+    """The class that a file names, as written by `type_to_json`; in a module of `trust`, also a function.
 
-    Nothing is imported for it but modules that `trust` names, and nothing is run: it is looked up in what is
-    there, without asking a module or class for attributes, which could be computed.
+    Only modules that `trust` names are imported, and nothing is run: the class is looked up in loaded
+    modules, without asking a module or class for attributes, which could be computed.
 
-    Raises: ImportError if there is no such class here; TypeError if it is not derived from `base`.
+    Raises: ImportError if the class is not found; TypeError if it is not derived from `base`.
     """
     found = _look_up(name, trust, type | FunctionType if is_trusted(name.partition(":")[0], trust) else type)
     if isinstance(found, FunctionType) and is_trusted(found.__module__, trust):
@@ -564,7 +567,7 @@ def _look_up(name: str, trust: Sequence[str], kinds: Any) -> Any:
 
 
 def check_base(found: Any, base: type) -> None:
-    """Raise TypeError unless `found`, which a file names, is a class derived from `base`."""
+    """Raise TypeError unless `found`, an object that a file names, is a class derived from `base`."""
     if not (isinstance(found, type) and issubclass(found, base)):
         raise TypeError(
             f"{found!r} is no class derived from {base.__name__}, and nothing else is called because a file "
@@ -573,5 +576,5 @@ def check_base(found: Any, base: type) -> None:
 
 
 def is_trusted(module: str, trust: Sequence[str]) -> bool:
-    """Whether a module is one of those in `trust`, or inside one."""
+    """True if a module is one of those in `trust`, or inside one."""
     return any(module == name or module.startswith(f"{name}.") for name in trust)

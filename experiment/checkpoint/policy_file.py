@@ -1,4 +1,4 @@
-"""Policy files: weights in safetensors, replaced atomically, with a header that says what they are."""
+"""Policy files: weights in safetensors, replaced atomically, with a descriptive header."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ...data.errors import visible
 from ..process.files import atomic_write, parse_json
 from .spaces import EnvSpaces
 
-POLICY_FORMAT = 3  # raised when weights would not fit any more, or mean something else
+POLICY_FORMAT = 3  # increased when weights would no longer fit, or mean something else
 _SHOWN = 5
 
 logger = logging.getLogger("loxodon")
@@ -28,13 +28,14 @@ logger = logging.getLogger("loxodon")
 
 @dataclass(frozen=True)
 class PolicyInfo:
-    """What the header of a policy file says. Two of one version, epoch and time are the same policy.
+    """Header of a policy file. Two with the same version, epoch and time are the same policy.
 
-    version: counts publications; 0 for a file that was not published. epoch: the running one.
+    version: counts publications; 0 for a file that was not published. epoch: the running epoch.
     is_final: the learner is done. published_s: unix time of writing.
-    format: of the file; None in files without. loxodon: the version that wrote it.
-    spaces: of the environment, as JSON text. gin: the operative configuration. types: JSON, see record.py.
-    max_seq_len: longest training sequence in transitions. env_steps: of the whole run when it was written.
+    format: format of the file; None if missing. loxodon: the version that wrote it.
+    spaces: spaces of the environment, as JSON text. gin: the operative configuration.
+    types: JSON, see record.py. max_seq_len: longest training sequence in transitions.
+    env_steps: env steps of the whole run when the file was written.
     """
 
     version: int
@@ -55,7 +56,7 @@ class PolicyInfo:
 
 
 def read_json(text: str) -> Any:
-    """What an entry of a header says; None if it is no JSON."""
+    """The value of a header entry; None if it is not JSON."""
     try:
         return parse_json(text)
     except ValueError:
@@ -63,9 +64,9 @@ def read_json(text: str) -> Any:
 
 
 def policy_header(info: PolicyInfo, facts: Mapping[str, str]) -> dict[str, str]:
-    """The header of a policy file that is written now: version, epoch, is_final, env_steps, and more.
+    """The header of a new policy file: version, epoch, is_final, env_steps, and more.
 
-    facts: what is the same for all files of the process (loxodon, spaces, gin, types, max_seq_len).
+    facts: entries that are the same for all files of the process (loxodon, spaces, gin, types, max_seq_len).
     """
     count = {} if info.env_steps is None else {"env_steps": str(info.env_steps)}
     return {
@@ -83,7 +84,7 @@ def policy_header(info: PolicyInfo, facts: Mapping[str, str]) -> dict[str, str]:
 def write_policy(path: Path, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
     """Replace a weights file atomically.
 
-    Raises: OSError if it cannot be written; the file that was there is as before then.
+    Raises: OSError if it cannot be written; an existing file then stays as it was.
     """
     try:
         with atomic_write(path) as temp:
@@ -96,15 +97,15 @@ def write_policy(path: Path, tensors: dict[str, Tensor], header: dict[str, str])
 
 
 def read_info(path: Path) -> PolicyInfo:
-    """Header of a policy file. Raises: FileNotFoundError; ValueError if it is no such file."""
+    """Header of a policy file. Raises: FileNotFoundError; ValueError if it is not a policy file."""
     with _opened(path) as (_, info):
         return info
 
 
 def read_policy(path: Path) -> tuple[PolicyInfo, dict[str, Tensor]]:
-    """Header and weights of one and the same file, also if it is being replaced meanwhile.
+    """Header and weights of one and the same file, even if it is being replaced meanwhile.
 
-    Raises: FileNotFoundError; ValueError if it is no policy file. Nothing is ever unpickled.
+    Raises: FileNotFoundError; ValueError if it is not a policy file. Nothing is ever unpickled.
     """
     try:
         with _opened(path) as (file, info):
@@ -116,14 +117,14 @@ def read_policy(path: Path) -> tuple[PolicyInfo, dict[str, Tensor]]:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a safetensors file into the model. Raises: FileNotFoundError; ValueError as check_fit."""
+    """Load a safetensors file into the model. Raises: FileNotFoundError; ValueError as in check_fit."""
     info, weights = read_policy(path)
     fit_weights(model, weights, path)
     warn_of_format(info, path)
 
 
 def warn_of_format(info: PolicyInfo, path: Path) -> None:
-    """Log a warning if weights of this file mean something else to this Loxodon."""
+    """Log a warning if weights of this file have another meaning in this version of Loxodon."""
     if info.format not in (None, POLICY_FORMAT):
         logger.warning(
             "The weights in %s are of policy format %s, not %s: they fit, but act otherwise where "
@@ -135,13 +136,13 @@ def warn_of_format(info: PolicyInfo, path: Path) -> None:
 
 
 def fit_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    """Put weights into the model; `path` is where they are from. Raises: ValueError as check_fit."""
+    """Put weights into the model; `path` is their source. Raises: ValueError as in check_fit."""
     check_fit(model, weights, path)
     model.load_state_dict(weights)
 
 
 def check_fit(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    """Raise ValueError naming tensors that are missing, unknown or of another shape; change nothing."""
+    """Raise ValueError naming tensors that are missing, unknown or have another shape; change nothing."""
     own = model.state_dict()
     problems = [f"{name} is missing in the file" for name in own.keys() - weights.keys()]
     problems += [f"{name} is unknown to the agent" for name in weights.keys() - own.keys()]
@@ -160,17 +161,17 @@ def check_fit(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
 
 
 def plain_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The state of a module with nothing shared: safetensors refuses tensors that share memory."""
+    """The state of a module as separate tensors: safetensors refuses tensors that share memory."""
     return {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
 
 
-# ---- taking over what fits ----
+# ---- partial loading ----
 
 
 def load_what_fits(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> str:
-    """Copy the tensors whose names and shapes fit into the model; returns a line on which did and which not.
+    """Copy the tensors whose names and shapes fit into the model; returns a line that lists both groups.
 
-    source: where they are from, for the error.
+    source: name of their source, for the error.
 
     Raises: ValueError naming both sets if nothing fits.
     """
@@ -203,7 +204,7 @@ def _by_module(names: Iterable[str]) -> str:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, PolicyInfo]]:
-    """The file as safetensors opens it, and its header; whatever is wrong with its form is one error."""
+    """The file as safetensors opens it, and its header; every fault of its form is one error."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file, _info(file.metadata() or {})

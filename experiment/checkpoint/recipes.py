@@ -1,8 +1,8 @@
-"""Types and recipes as JSON, from which another process makes the same: what it can import, and values.
+"""Types and recipes as JSON, from which another process makes the same: importable names, and values.
 
-Numbers, texts, booleans, None and lists are themselves. Everything else is an object: `{"tuple": [...]}`,
-`{"dict": {...}}`, `{"name": "module:Class"}`, or `{"call": ..., "args": [...], "kwargs": {...}}`, which is a
-functools.partial, or with `"now": true` what the call returns.
+Numbers, texts, booleans, None and lists are written as such. Everything else is an object: `{"tuple":
+[...]}`, `{"dict": {...}}`, `{"name": "module:Class"}`, or `{"call": ..., "args": [...], "kwargs": {...}}`,
+which is a functools.partial, or with `"now": true` the result of the call.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ...data.spaces import Tokens
 from ...envs import EnvSpec
 from ...envs.gin_values import is_importable
 
-_DEEPEST = 100  # partial of a partial
+_DEEPEST = 100  # levels of nesting, such as a partial of a partial
 
 
 def to_json(thing: Any) -> Any:
-    """The JSON value. Raises: TypeError for what has none, naming it."""
+    """The JSON value. Raises: TypeError for an object without one, naming it."""
     if thing is None or isinstance(thing, bool | int | float | str):
         return thing
     if isinstance(thing, np.bool_ | np.integer | np.floating):
@@ -60,14 +60,14 @@ _WRITERS: dict[type, Callable[[Any], Any]] = {
 
 
 def from_json(value: Any, find: Callable[[str], Any], *, calls: bool = False) -> Any:
-    """What `written` was given.
+    """The object that `to_json` was given.
 
     Args:
-        value: JSON; it may come from a stranger.
-        find: what a name means.
-        calls: whether what is to be called now is called; where it is not, that is an error.
+        value: JSON from a source that need not be trusted.
+        find: returns the object of a name.
+        calls: whether to make the calls marked "now"; if False, such a call is an error.
 
-    Raises: ValueError for anything else, and what `find` raises.
+    Raises: ValueError for anything else, and the errors of `find`.
     """
     if isinstance(value, list):
         return [from_json(one, find, calls=calls) for one in value]
@@ -91,7 +91,7 @@ def from_json(value: Any, find: Callable[[str], Any], *, calls: bool = False) ->
 
 
 def called_name(value: Any) -> str | None:
-    """The `module:name` that a written type has, or that it calls; None if it is not a written type."""
+    """The `module:name` of a written type, or of the object it calls; None if it is not a written type."""
     for _ in range(_DEEPEST):
         if not isinstance(value, dict) or "call" not in value:
             break
@@ -101,5 +101,5 @@ def called_name(value: Any) -> str | None:
 
 
 def name_of(thing: Any) -> str:
-    """`module:name` of what can be imported."""
+    """The `module:name` of an importable object."""
     return f"{thing.__module__}:{thing.__qualname__}"

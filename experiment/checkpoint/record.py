@@ -1,4 +1,4 @@
-"""What a run was made with: versions, configuration, spaces; and what differs when something is loaded."""
+"""The record of a run (versions, configuration, spaces), and differences to it when something is loaded."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _SHOWN_LINES = 16
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run is made with.
+    """Record of how a run is made.
 
-    config, config_requested: gin's texts, as operative and as asked for. spaces: of the environment.
-    types: what the agent is made of, by field of Experiment: `module:name`, a partial as written.py has it,
-    or None for what cannot be written.
+    config, config_requested: gin's texts, as operative and as requested. spaces: spaces of the environment.
+    types: types of the agent's parts by field of Experiment: `module:name`, a partial as written by
+    recipes.py, or None for a type that cannot be written.
     max_seq_len: in transitions. packages: versions by name. hardware: see versions.py.
     """
 
@@ -61,7 +61,7 @@ class RunRecord:
         }
 
     def metadata(self, **facts: Any) -> dict[str, Any]:
-        """JSON values for a checkpoint: what rebuilds the agent, and tells what another run has changed."""
+        """JSON values for a checkpoint: the data to rebuild the agent and to compare with another run."""
         return {**vars(self), "spaces": self.spaces.to_json(), "time": time.time(), **facts}
 
     def versions(self, **facts: Any) -> dict[str, Any]:
@@ -73,14 +73,14 @@ class RunRecord:
 def record_run(
     *, spaces: EnvSpaces, types: Mapping[str, Any], max_seq_len: int, config_hash: str
 ) -> RunRecord:
-    """The record of a run in this process, whose gin configuration is the one of now.
+    """The record of a run in this process, with the current gin configuration.
 
     types: classes or functions by field of Experiment.
     """
     names = {name: type_to_json(thing) for name, thing in types.items()}
     texts = gin.operative_config_str(), gin.config_str()
     unnamed = [name for name, value in names.items() if value is None]
-    unnamed = [name for name in unnamed if f"Experiment.{name} =" not in texts[0]]  # gin has a name for them
+    unnamed = [name for name in unnamed if f"Experiment.{name} =" not in texts[0]]  # these have a name in gin
     if unnamed:
         logger.warning(
             "The policies of this run do not say how to make %s, because another process cannot import it or "
@@ -93,7 +93,7 @@ def record_run(
 
 
 def environments_to_json(**fields: Any) -> Any:
-    """Fields of Experiment that say how environments are made, for `versions.json`; None if one cannot be."""
+    """Fields of Experiment that describe its environments, for `versions.json`; None if unwritable."""
     try:
         return to_json(fields)
     except TypeError:
@@ -101,14 +101,14 @@ def environments_to_json(**fields: Any) -> Any:
 
 
 def known_bindings() -> dict[str, str]:
-    """What is bound in gin, and the defaults that were read so far; see `bindings_of`."""
+    """Bindings in gin, and the defaults that were read so far; see `bindings_of`."""
     return {**bindings_of(gin.operative_config_str()), **bindings_of(gin.config_str())}
 
 
 def type_to_json(thing: Any) -> Any:
-    """A type as a policy file has it: `module:name`, a partial with its arguments, or None for neither."""
+    """A type for a policy file: `module:name`, a partial with its arguments, or None for neither."""
     try:
-        value = to_json(inside_gin(thing))  # bindings say in which scope
+        value = to_json(inside_gin(thing))  # bindings include the scope
     except TypeError:
         return None
     return value["name"] if value.keys() == {"name"} else value
@@ -124,8 +124,8 @@ def check_checkpoint(saved: Mapping[str, Any], own: RunRecord, where: str) -> No
 
     Args:
         saved: the metadata.
-        own: of this run.
-        where: what to call it, such as "the checkpoint runs/x/...".
+        own: record of this run.
+        where: name for errors, such as "the checkpoint runs/x/...".
 
     Raises: ValueError if observations or actions differ, naming each difference.
     """
@@ -167,14 +167,14 @@ def config_differences(old: str, new: str) -> list[str]:
 
 
 def bindings_of(text: str) -> dict[str, str]:
-    """Values of a gin text as they would be written, by `scope/Name.param`; empty if it is no gin text."""
+    """Values of a gin text as they would be written, by `scope/Name.param`; empty if it is not a gin text."""
     try:
         bindings = bindings_in(text)
     except (SyntaxError, tokenize.TokenError, RecursionError):
         return {}
     found = {}
     for one in bindings:
-        # The shortest name this process has for a configurable, so that two texts write it alike.
+        # The shortest name this process has for a configurable, so that two texts have the same spelling.
         matches = registry.find(one.selector) if one.selector != registry.MACRO else []
         named = replace(one, selector=matches[0].name) if len(matches) == 1 else one
         found[named.key] = repr(named.value)
@@ -182,15 +182,15 @@ def bindings_of(text: str) -> dict[str, str]:
 
 
 def check_policy(info: PolicyInfo, path: Path, own: EnvSpaces, *, warns: bool) -> None:
-    """Refuse to act with a published policy of another format or for another environment.
+    """Refuse a published policy of another format or for another environment.
 
     Args:
-        info: its header.
-        path: its file.
+        info: header of the policy.
+        path: file of the policy.
         own: spaces of this run.
-        warns: whether another version of Loxodon is worth a warning.
+        warns: whether to warn about another version of Loxodon.
 
-    Raises: ValueError saying what differs.
+    Raises: ValueError naming each difference.
     """
     here = version_of("loxodon")
     if info.format is not None and info.format != POLICY_FORMAT:

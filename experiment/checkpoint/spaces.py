@@ -1,4 +1,4 @@
-"""The spaces of an environment as JSON and back, and what differs between two environments."""
+"""The spaces of an environment as JSON and back, and differences between two environments."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from ...data.spaces import PolicyActionSpace
 from ...envs import ActionMap, ObsLayout, Tokens, is_text
 
 _LONGEST_TEXT = 2**16
-_MAX_NUMBERS = 2**26  # of an observation and an action together; a Box keeps two bounds for each
-# What may be raised by what describes no spaces; AssertionErrors are gymnasium's.
+# Limit for an observation and an action together; a Box keeps two bounds for each number.
+_MAX_NUMBERS = 2**26
+# Errors for values that do not describe a space; the AssertionErrors are from gymnasium.
 _UNUSABLE = (FormatError, LookupError, TypeError, ValueError, ArithmeticError, AssertionError, RecursionError)
 _FIX = "Fix: use a file that Loxodon wrote, of this version."
 
 
 @dataclass(frozen=True)
 class EnvSpaces:
-    """Observations and actions as the environment itself has them, before anything is flattened or scaled."""
+    """Observations and actions as the environment defines them, before anything is flattened or scaled."""
 
     observation: Space[Any]
     action: Space[Any]
 
     @property
     def policy_observation(self) -> spaces.Dict:
-        """What an agent is built with: a flat Dict."""
+        """The observation space of the agent: a flat Dict."""
         return ObsLayout(self.observation).space
 
     @property
     def policy_action(self) -> PolicyActionSpace:
-        """What an agent is built with: Discrete or MultiDiscrete from zero, or Box(-1, 1, (A,))."""
+        """The action space of the agent: Discrete or MultiDiscrete from zero, or Box(-1, 1, (A,))."""
         return ActionMap(self.action).policy_space
 
     def to_json(self) -> dict[str, Any]:
@@ -44,9 +45,9 @@ class EnvSpaces:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> EnvSpaces:
-        """Put back what to_json returned.
+        """Restore the result of to_json.
 
-        Raises: ValueError for anything else, and for huge spaces, before there is memory for them.
+        Raises: ValueError for anything else, and for huge spaces, before memory is allocated.
         """
         try:
             size = _num_numbers(value["observation"]) + _num_numbers(value["action"], is_one_hot=True)
@@ -61,14 +62,14 @@ class EnvSpaces:
 
 
 def space_to_json(space: Space[Any]) -> dict[str, Any]:
-    """Box, Discrete, MultiDiscrete, MultiBinary, Text, and Dict and Tuple of these as JSON values.
+    """JSON value of a Box, Discrete, MultiDiscrete, MultiBinary, Text, or a Dict or Tuple of these.
 
     Raises: TypeError for other spaces.
     """
     for kind, encode in _ENCODERS.items():
         if isinstance(space, kind):
             return {"type": kind.__name__, **encode(space)}
-    if is_text(space):  # no spaces.Text, but strings all the same, such as MiniGrid's missions
+    if is_text(space):  # not a spaces.Text, but still strings, such as MiniGrid's missions
         return {"type": "Text", "min_length": 0, "max_length": _LONGEST_TEXT, "charset": ""}
     raise TypeError(
         f"The space {space} has no JSON form; allowed are Box, Discrete, MultiDiscrete, MultiBinary, Text, "
@@ -86,7 +87,7 @@ _ENCODERS: dict[type, Any] = {
         "dtype": np.dtype(s.dtype).name,
     },
     spaces.Discrete: lambda s: {"n": int(s.n), "start": int(s.start)},
-    Tokens: lambda s: {"words": list(s.words), "max_tokens": s.max_tokens},  # is a MultiDiscrete, too
+    Tokens: lambda s: {"words": list(s.words), "max_tokens": s.max_tokens},  # Tokens is also a MultiDiscrete
     spaces.MultiDiscrete: lambda s: {
         "nvec": s.nvec.tolist(),
         "start": np.broadcast_to(getattr(s, "start", 0), s.nvec.shape).tolist(),
@@ -102,12 +103,12 @@ _ENCODERS: dict[type, Any] = {
 
 
 def space_from_json(value: dict[str, Any]) -> Space[Any]:
-    """Put back what space_to_json returned; anything else raises whatever it does to the spaces."""
+    """Restore the result of space_to_json; anything else raises the errors of the spaces' constructors."""
     return _DECODERS[value["type"]](value)
 
 
 def _num_numbers(value: dict[str, Any], *, is_one_hot: bool = False) -> int:
-    """At least how many numbers a described space takes; with `is_one_hot`, as networks see actions."""
+    """Lower bound on the numbers in a described space; with `is_one_hot`, of actions as networks see them."""
     kind = value["type"]
     if kind in ("Dict", "Tuple"):
         children = [child[1] if kind == "Dict" else child for child in value["spaces"]]
@@ -124,7 +125,7 @@ def _num_numbers(value: dict[str, Any], *, is_one_hot: bool = False) -> int:
 
 def _plain(dtype: str) -> np.dtype[Any]:
     found = np.dtype(dtype)
-    if found.kind not in "biuf":  # of others, one element alone can take gigabytes
+    if found.kind not in "biuf":  # with other kinds, a single element can take gigabytes
         raise FormatError(f"{found} is no dtype of numbers")
     return found
 
@@ -155,7 +156,7 @@ _DECODERS: dict[str, Callable[[dict[str, Any]], Space[Any]]] = {
 
 
 def _numbers(bounds: np.ndarray) -> Any:
-    """One number if all are equal, else a list of all; infinities as texts, for JSON has none."""
+    """One number if all are equal, otherwise a list of all; infinities as texts, which JSON lacks."""
     flat = bounds.reshape(-1)
     values = flat[:1].tolist() if flat.size and (flat == flat[0]).all() else flat.tolist()
     shown = [str(v) if isinstance(v, float) and not math.isfinite(v) else v for v in values]
@@ -170,13 +171,13 @@ def _array(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarr
 
 
 def check_spaces(saved: EnvSpaces | None, own: EnvSpaces, *, what: str, fix: str) -> None:
-    """Refuse what was made for another environment; None fits all.
+    """Refuse weights or data that were made for another environment; None fits all.
 
     Args:
-        saved: what the file says.
-        own: of this run.
-        what: how the error begins, such as "The policy in x".
-        fix: what it says after "Fix:".
+        saved: spaces in the file.
+        own: spaces of this run.
+        what: beginning of the error, such as "The policy in x".
+        fix: its text after "Fix:".
 
     Raises: ValueError naming each difference.
     """
@@ -185,9 +186,9 @@ def check_spaces(saved: EnvSpaces | None, own: EnvSpaces, *, what: str, fix: str
 
 
 def space_differences(saved: EnvSpaces, own: EnvSpaces) -> list[str]:
-    """What keeps a policy for `saved`, of a file, from acting in `own`, one text per observation or action.
+    """Reasons why a policy for `saved`, from a file, cannot act in `own`, one per observation or action.
 
-    Bounds of observations do not count: nothing depends on them. Those of actions do.
+    Bounds of actions count. Bounds of observations do not, as nothing depends on them.
     """
     theirs, ours = saved.policy_observation.spaces, own.policy_observation.spaces
     found = [f"observation {key!r} is only in the file" for key in theirs if key not in ours]

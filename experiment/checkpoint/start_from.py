@@ -1,4 +1,4 @@
-"""Beginning from what another run has left: `Experiment.restore_from` and `WarmStart`."""
+"""Starting from the results of another run: `Experiment.restore_from` and `WarmStart`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WEIGHTS_SUFFIX = ".safetensors"
 
 
 def is_path(reference: str) -> bool:
-    """True if this means a file or folder and not an artifact."""
+    """True if this refers to a file or folder and not to an artifact."""
     if reference.startswith(("/", "./", "../", "~")) or reference.endswith(_WEIGHTS_SUFFIX):
         return True
     return "/" in reference and ":" not in reference and Path(reference).exists()
@@ -36,17 +36,17 @@ def is_path(reference: str) -> bool:
 def fetched(
     reference: str, name: str, ctx: RunContext, store: ArtifactStore | None
 ) -> Iterator[tuple[Path, str | None]]:
-    """Where all processes find what a reference means, for as long as the block lasts.
+    """Local path of a reference, for all processes, for the duration of the block.
 
     Args:
-        reference: a path, or an artifact of `store`, which is fetched to a folder beside the checkpoints.
+        reference: a path, or an artifact of `store`, which is fetched to a folder next to the checkpoints.
         name: gin name of the setting, for errors.
-        ctx: of this run.
-        store: of the main process.
+        ctx: context of this run.
+        store: store of the main process.
 
     Yields: a training state (a folder) or weights (a file), and the run it belongs to if that is known.
 
-    Raises: FileNotFoundError, listing what exists; TypeError for a reference that is no text.
+    Raises: FileNotFoundError, listing what exists; TypeError for a reference that is not a text.
     """
     if not (isinstance(reference, str) and reference):
         raise TypeError(
@@ -77,15 +77,15 @@ def _fetch(
     shutil.rmtree(folder, ignore_errors=True)
     ctx.console.say(f"Fetching {info.reference} from {store!r}.")
     stored = store.get(info.reference, folder)
-    check_tree(stored)  # its author is whoever can write to the store
+    check_tree(stored)  # anybody with write access to the store may have made it
     return find_files(stored, name), info.name.partition("/")[0]
 
 
 def as_branch(state: TrainingState) -> TrainingState:
-    """Of another run's training state, what a run of its own goes on from.
+    """The state from which a new run continues another run's training state.
 
-    Counters, optimizer, generators and callbacks are those of the base run. Data, records and best score are
-    this run's own, and so are episodes and files, which begin anew.
+    Counters, optimizer, generators and callbacks are those of the base run. Data, records, best score,
+    episodes and files begin anew.
     """
     shared = {name: part for name, part in state.shared.items() if name not in ("dataset", "logs")}
     shared["progress"] = {**shared["progress"], "best_score": None, "is_finished": False}
@@ -95,7 +95,7 @@ def as_branch(state: TrainingState) -> TrainingState:
 
 
 def _without_rollout(own: dict[str, Any]) -> dict[str, Any]:
-    """The own states of a process; of its collector only exploration stays."""
+    """The separate state of a process, in which only exploration remains of the collector."""
     if (collector := own.get("collector")) is None:
         return own
     return {**own, "collector": {**collector, "rollout": None, "sinks": [[] for _ in collector["sinks"]]}}
@@ -103,19 +103,19 @@ def _without_rollout(own: dict[str, Any]) -> dict[str, Any]:
 
 @gin.configurable
 class WarmStart(Callback):
-    """Lets a new run begin with those weights of another one that fit; counters and optimizer are new.
+    """Starts a new run with the fitting weights of another run; counters and optimizer are new.
 
-    Every run has one; `WarmStart.source` is all that it takes.
+    Every run has one; set `WarmStart.source` to use it.
 
     Args:
-        source: a path or an artifact, as in Experiment.restore_from; None for nothing.
+        source: a path or an artifact, as in Experiment.restore_from; None disables it.
     """
 
     def __init__(self, source: str | None = None) -> None:
         self.source = source
 
     def on_model_init_start(self, run: Run) -> None:
-        """Raise ValueError if the run begins from something else too."""
+        """Raise ValueError if the run has another starting point too."""
         if self.source is not None and run.restore_from is not None:
             raise ValueError(
                 "Experiment.restore_from and WarmStart.source are both set, but a run begins from one of "
@@ -124,9 +124,9 @@ class WarmStart(Callback):
             )
 
     def on_start(self, run: Run) -> None:
-        """Take the weights over; says which fit and which do not.
+        """Load the weights that fit, and print which do and which do not.
 
-        Raises: FileNotFoundError; ValueError if they are of another environment, or nothing fits.
+        Raises: FileNotFoundError; ValueError if they are for another environment, or nothing fits.
         """
         if self.source is None or not run.begins_anew or run.ctx.role.is_actor or run.test_run:
             return

@@ -2,17 +2,17 @@
 
 Folders, all in `<run_dir>/ckpts/`:
   training_states/<name>_epoch_<n>/: model.safetensors, shared.pt, rank_<r>.pt of each process, metadata.json,
-    and COMPLETE with the sizes and checksums of the others; <name> was that of the run when it was written
+    and COMPLETE with the sizes and checksums of the others; <name> is that of the run when it was written
   policy_weights/policy_epoch_<n>.safetensors
   latest/policy.safetensors: atomically replaced, carries a version number
   best/policy.safetensors: best value so far of the figure `CheckpointManager.best_by`
-  config.txt: the operative gin config; versions.json: beside other facts, the id of the run
+  config.txt: the operative gin config; versions.json: the id of the run, and other facts
 
 The folder belongs to one run, from a fresh start through all its resumptions. Another fresh start under its
 name moves everything to `<run_dir>/ckpts_old<n>/`.
 
-Reading runs no code: weights are safetensors, the states tensors and plain values that torch.load takes with
-weights_only=True.
+Reading does not run code: weights are safetensors, states are tensors and plain values that torch.load
+accepts with weights_only=True.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from ..process.files import fsync, json_object, parse_json, remove_left_over, wr
 from ..process.ranges import check_number
 from .policy_file import PolicyInfo, plain_tensors, policy_header, write_policy
 
-FORMAT_VERSION = 7  # of training states
+FORMAT_VERSION = 7  # version of training states
 MARKER = "COMPLETE"
 _SHARED = "shared.pt"
-_PLAIN_KINDS = "biufc"  # of NumPy: booleans and numbers
+_PLAIN_KINDS = "biufc"  # NumPy kinds: booleans and numbers
 _CHUNK_BYTES = 1 << 20
 _STATE_NAME = re.compile(r".+_epoch_(\d+)")
 
@@ -54,11 +54,11 @@ _STATE_NAME = re.compile(r".+_epoch_(\d+)")
 class TrainingState:
     """Everything a run needs to continue, besides the model.
 
-    shared: the states of parts by their names, equal for all processes. own: those that each process has for
-    itself. metadata: JSON values that say what the run was made with; see record.py. num_ranks: how many
-    processes saved it. With another number of them now, process r of n inherits from processes r, r + n, ...
-    of then: own is of the first one, and inherited holds the states of all of them. Where there is none,
-    own is that of process 0.
+    shared: the states of parts by their names, equal for all processes. own: the separate states of this
+    process. metadata: JSON values that describe how the run was made; see record.py. num_ranks: number of
+    processes that saved the state. If n processes load it and n differs, process r inherits from the saved
+    processes r, r + n, ...: own is from the first one, and inherited holds the states of all of them. If
+    there is none, own is from process 0.
     """
 
     shared: dict[str, Any]
@@ -75,24 +75,25 @@ class CheckpointManager:
     Args:
         run_dir: folder of the run.
         run_name: part of the names of checkpoints.
-        rank: number of this process. num_ranks: how many train together.
-        facts: called when a policy file is written, for what its header says beside version and epoch.
-        best_by: name of the logged figure that the best policy is judged by; the policy is that of the moment
-            in which the figure is logged.
+        rank: number of this process. num_ranks: number of processes that train together.
+        facts: called when a policy file is written; returns header entries besides version and epoch.
+        best_by: name of the logged figure that selects the best policy, which is saved when the figure is
+            logged.
         lowest_is_best: whether a lower figure is a better one.
-        keep: newest training states that stay; None for all. keep_every: those after a multiple of so many
-            epochs stay too. Policy weights always stay.
-        every_minutes: after so many without a checkpoint, and after the first epoch of a run, the running
-            epoch ends with one, which is deleted when the next is written. None writes no such checkpoints.
-        exact_resume: where the training environments are not stored, begin new episodes at every checkpoint
-            too, so that a run that was killed and resumed is the one that was not, to the last bit. The
-            price: every running episode is cut, and none that is longer than Experiment.ckpt_interval epochs
-            ever ends.
+        keep: number of newest training states that stay; None for all. keep_every: those after a multiple of
+            this many epochs stay too. Policy weights always stay.
+        every_minutes: after this many minutes without a checkpoint, and after the first epoch of a run, the
+            running epoch ends with one, which is deleted when the next is written. None writes no such
+            checkpoints.
+        exact_resume: if the training environments are not stored, begin new episodes at every checkpoint. A
+            run that was killed and resumed then equals an uninterrupted one, to the last bit. The price:
+            every running episode is cut, and none that is longer than Experiment.ckpt_interval epochs ever
+            ends.
 
     Attributes:
-        run_id: names one run from its fresh start on. None before it has begun, or gone on from a
-            checkpoint; then the run that is on disk counts as the own one.
-        has_begun: `begin_run` was called since then, so this folder may be written to.
+        run_id: name of one run, from its fresh start on. None before the run has begun or resumed from a
+            checkpoint; until then, the run on disk counts as this one.
+        has_begun: True if `begin_run` was called since then, so this folder may be written to.
 
     Raises: ValueError or TypeError for a setting that cannot work.
     """
@@ -131,11 +132,11 @@ class CheckpointManager:
         self.versions_path = self.root / "versions.json"
 
     def make_folders(self, *, clean: bool) -> None:
-        """Make the folders; with `clean`, finish or remove what an interrupted save left."""
+        """Make the folders; with `clean`, finish or remove the files of an interrupted save."""
         for folder in self._folders:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-            except (FileExistsError, NotADirectoryError) as error:  # also for a link that leads nowhere
+            except (FileExistsError, NotADirectoryError) as error:  # also for a broken link
                 place = next(one for one in (folder, *folder.parents) if one.is_symlink() or one.is_file())
                 what = f"a link to {place.readlink()}, which is missing" if place.is_symlink() else "a file"
                 raise FileExistsError(
@@ -148,15 +149,15 @@ class CheckpointManager:
                 remove_left_over(folder)
 
     def _finish_replacing(self) -> None:
-        """Of a checkpoint that took the place of an earlier one of its epoch: keep the one that is whole."""
+        """Finish replacing a checkpoint by one of the same epoch: keep the new one if it is complete."""
         for old in self.states_dir.glob("*.replaced"):
             final = old.with_suffix("")
             shutil.rmtree(old) if final.exists() else old.rename(final)
 
-    # ---- whose folder this is ----
+    # ---- ownership of the folder ----
 
     def begin_run(self) -> Path | None:
-        """Make sure that only this run's files are here; called in a learner before anything is written.
+        """Make sure that only this run's files are here; a learner calls this before anything is written.
 
         Returns the folder to which those of an earlier run were moved; None if there were none.
         """
@@ -173,14 +174,14 @@ class CheckpointManager:
             number += 1
         old.mkdir()
         texts = self.config_path, self.requested_path, self.versions_path
-        for path in (*self._folders, *texts):  # artifacts that are under way stay
+        for path in (*self._folders, *texts):  # artifacts that wait for their upload stay
             if path.exists():
                 path.rename(old / path.name)
         self.make_folders(clean=False)
         return old
 
     def continue_run(self, run_id: str | None) -> None:
-        """Be the run of a checkpoint that was loaded; None for a new one."""
+        """Become the run of a checkpoint that was loaded; None for a new one."""
         self.run_id, self.has_begun = run_id, False
 
     def _run_on_disk(self) -> str | None:
@@ -202,7 +203,7 @@ class CheckpointManager:
         found = {}
         for marker in self.states_dir.glob(f"*_epoch_*/{MARKER}"):
             match = _STATE_NAME.fullmatch(marker.parent.name)
-            # What cannot be read is counted in, so that somebody hears of the damage.
+            # Include unreadable checkpoints so that the damage is reported.
             if match and own in (None, about(marker.parent).get("run_id", own)):
                 found[int(match[1])] = marker.parent
         return found
@@ -223,7 +224,7 @@ class CheckpointManager:
         return epochs[-1]
 
     def newest_intact_epoch(self) -> tuple[int, list[str]]:
-        """Epoch of the newest checkpoint whose files are as they were written, and why newer ones were not.
+        """Epoch of the newest checkpoint with undamaged files, and the problems of newer ones.
 
         Raises: FileNotFoundError when there is none; ValueError when all are damaged.
         """
@@ -240,10 +241,10 @@ class CheckpointManager:
         )
 
     def write_own(self, epoch: int, own: dict[str, Any]) -> None:
-        """First half of a save, called by every process: its own part, into the temporary folder.
+        """First half of a save, called by every process: writes its separate states to the temporary folder.
 
-        Raises: OSError if it cannot be written; earlier checkpoints are as before then. TypeError as
-            `write_values` does.
+        Raises: OSError if it cannot be written; earlier checkpoints then stay as they were. TypeError
+            as in `write_values`.
         """
         with self._saving(epoch) as temp:
             temp.mkdir(parents=True, exist_ok=True)
@@ -259,10 +260,10 @@ class CheckpointManager:
     ) -> Path:
         """Second half, called by the main process when all have written: the rest, marker, rename.
 
-        Training goes on with the weights of `model`; the policy file has those of `acting`. One with
-        `is_interim` in its metadata is deleted when there is a newer one, and has no policy weights.
+        Training continues with the weights of `model`; the policy file has those of `acting`. A checkpoint
+        with `is_interim` in its metadata has no policy weights and is deleted when there is a newer one.
 
-        Raises: as `write_own`.
+        Raises: the errors of `write_own`.
         """
         final, header = self.state_dir(epoch), policy_header(PolicyInfo(0, epoch, False), self.facts())
         tensors = plain_tensors(model)
@@ -288,7 +289,7 @@ class CheckpointManager:
         return final
 
     def prune(self) -> None:
-        """Delete interim training states but the newest, and of the others what need not be kept."""
+        """Delete interim training states except the newest one, and others that need not be kept."""
         states = sorted(self._states().items())
         doomed = [one for one in states[:-1] if about(one[1]).get("is_interim")]
         lasting = [one for one in states if one not in doomed]
@@ -299,10 +300,10 @@ class CheckpointManager:
             shutil.rmtree(folder, ignore_errors=True)
 
     def read(self, folder: Path) -> TrainingState:
-        """All of a complete checkpoint except the weights, which are in its `model.safetensors`.
+        """Everything in a complete checkpoint except the weights, which are in its `model.safetensors`.
 
-        Raises: FileNotFoundError if the folder is missing or incomplete; ValueError if it is damaged or of
-            another format.
+        Raises: FileNotFoundError if the folder is missing or incomplete; ValueError if it is damaged or
+            has another format.
         """
         complete = f"Complete ones are of epochs {self.complete_epochs()}"
         if not (folder / MARKER).is_file():
@@ -329,11 +330,11 @@ class CheckpointManager:
 
     @contextlib.contextmanager
     def _saving(self, epoch: int) -> Iterator[Path]:
-        """The temporary folder of a save; if that fails, everything is as before it and the error says so."""
+        """The temporary folder of a save; a failed save leaves earlier checkpoints and raises OSError."""
         temp = self.states_dir / f"{self.run_name}_epoch_{epoch}.tmp"
         try:
             yield temp
-        except (OSError, SafetensorError, RuntimeError) as error:  # the last is what torch.save makes of it
+        except (OSError, SafetensorError, RuntimeError) as error:  # the last comes from torch.save
             with contextlib.suppress(OSError):
                 self._finish_replacing()
             shutil.rmtree(temp, ignore_errors=True)
@@ -378,15 +379,15 @@ def write_values(path: Path, values: Any) -> None:
 
 
 def read_values(path: Path) -> Any:
-    """Read what write_values wrote; tensors are on the CPU, and all together no larger than the file.
+    """Read the result of write_values; tensors are on the CPU, and all together no larger than the file.
 
-    Raises: ValueError if the file is not one of these.
+    Raises: ValueError if the file is not of this form.
     """
     try:
-        # Mapped: sizes that a crafted file claims cannot go beyond its end, and nothing is inflated.
+        # Mapped memory cannot go beyond the end of the file, even if a crafted file claims larger sizes.
         values = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
         return _from_torch(values, _SizeBudget(path.stat().st_size))
-    except Exception as error:  # a spoilt or crafted file makes torch raise nearly everything
+    except Exception as error:  # torch may raise any error for a damaged or crafted file
         reason = str(error).partition("\n")[0]
         raise ValueError(
             f"{path} is not a readable part of a checkpoint ({visible(reason)}). Fix: use another checkpoint."
@@ -394,8 +395,8 @@ def read_values(path: Path) -> Any:
 
 
 def _to_torch(value: Any) -> Any:
-    """The value in types that torch.load takes with weights_only=True; an array becomes a dict of None."""
-    if isinstance(value, Tensor):  # copied, as a view would be stored with all that it is a view of
+    """The value in types that torch.load accepts with weights_only=True; an array becomes a dict of None."""
+    if isinstance(value, Tensor):  # a copy, because a view would be stored with its whole base tensor
         return value.detach().to("cpu", copy=True).contiguous()
     if isinstance(value, dict):
         return {_key(key): _to_torch(item) for key, item in value.items()}
@@ -418,21 +419,21 @@ def _to_torch(value: Any) -> Any:
 
 
 class _SizeBudget:
-    """Bytes that the values of a file may still take; without a limit, many views could repeat one tensor."""
+    """Bytes that the values of a file may still take; otherwise, many views could repeat one tensor."""
 
     def __init__(self, num_bytes: int) -> None:
         self.left = num_bytes
 
     def spend(self, num_bytes: int, what: str) -> None:
-        """Raises: FormatError if there is not so much left."""
+        """Raises: FormatError if less than that is left."""
         self.left -= num_bytes
         if self.left < 0:
             raise FormatError(f"{what} larger than the file")
 
 
 def _from_torch(value: Any, budget: _SizeBudget) -> Any:
-    """Back from _to_torch."""
-    budget.spend(1, "its values are")  # which is the least that a value takes in a file
+    """The inverse of _to_torch."""
+    budget.spend(1, "its values are")  # the least that a value takes in a file
     if isinstance(value, Tensor):
         budget.spend(value.numel() * value.element_size(), "a tensor is")
         return value.clone()
@@ -456,15 +457,15 @@ def _key(key: Any) -> Any:
     )
 
 
-# ---- what is in a folder ----
+# ---- content of a folder ----
 
 
 def find_files(path: Path, name: str) -> Path:
     """The training state (a folder) or weights (a file) at `path`.
 
-    The folder of an artifact stands for what is in it, that of a run for its best policy, or else its latest.
+    The folder of an artifact stands for its content, that of a run for its best policy, or else its latest.
 
-    name: of the setting or function, for the error.
+    name: name of the setting or function, for the error.
 
     Raises: FileNotFoundError if there is neither.
     """
@@ -487,12 +488,12 @@ def find_files(path: Path, name: str) -> Path:
 
 
 def about(folder: Path) -> dict[str, Any]:
-    """The metadata of a checkpoint; empty if there is none that can be read."""
+    """The metadata of a checkpoint; empty if they cannot be read."""
     return json_object(folder / "metadata.json")
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with the files of a complete checkpoint; None if they are as they were written."""
+    """Faults in the files of a complete checkpoint; None if they are as they were written."""
     try:
         files = parse_json((folder / MARKER).read_bytes())["files"].items()
         for name, (num_bytes, checksum) in files:

@@ -1,4 +1,4 @@
-"""The rollout: environments, the agent that acts in them, and what takes the steps."""
+"""The rollout: environments, the agent that acts in them, and the loop that steps them."""
 
 from .collector import Collector, RolloutGroup, RolloutState, StageTimer
 

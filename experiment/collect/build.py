@@ -1,4 +1,4 @@
-"""How environments are made, and what follows from their spaces."""
+"""Make environments and derive spaces and layouts from them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..checkpoint.spaces import EnvSpaces
 from ..process.rng import derive_seed
 
 MakeEnv = EnvSpec | str | Callable[..., Any]
-"""What one environment is made of, or one that is vectorised already."""
+"""The recipe of one environment, or of one that is vectorised already."""
 
-_NO_LENGTH_LIMIT = 2**31  # transitions; a longer traj_save_len only cuts at the end of an episode
+_NO_LENGTH_LIMIT = 2**31  # transitions; a larger traj_save_len cuts only at the end of an episode
 
 
 def make_envs(
@@ -33,13 +33,13 @@ def make_envs(
     """A vector env of `num_envs` environments.
 
     Args:
-        make_env: makes each of them, or a list with one entry for each.
-        num_envs: of this process.
-        env_mode: how they are run, see `make_vector_env`.
+        make_env: makes each environment, or a list with one entry for each.
+        num_envs: number of environments of this process.
+        env_mode: the way they are run, see `make_vector_env`.
         context: start method of worker processes.
-        seed: of the global random generators in these processes; None draws one.
+        seed: seeds the global random generators in these processes; None draws one.
 
-    Raises: ValueError where there are other than `num_envs` environments.
+    Raises: ValueError if the number of environments is not `num_envs`.
     """
     specs = _specs(make_env, num_envs)
     envs = make_vector_env(specs, env_mode, context=context, seed=seed)
@@ -63,16 +63,16 @@ def make_training_envs(
     seed: int | None = None,
     overlap: bool = True,
 ) -> Any:
-    """As `make_envs`, for collecting.
+    """Make the environments for collecting, like `make_envs`.
 
     Args:
         make_env: see `make_envs`.
-        num_envs: see there.
-        env_mode: see there.
-        context: see there.
-        seed: see there.
-        overlap: with "async" and several environments, make two vector envs of half of them each, which share
-            the workers and take turns in stepping, so that the policy acts for one half meanwhile; see
+        num_envs: see `make_envs`.
+        env_mode: see `make_envs`.
+        context: see `make_envs`.
+        seed: see `make_envs`.
+        overlap: with "async" and several environments, make two vector envs with half of them each. The two
+            share the workers and take turns, so that the policy acts for one half while the other steps; see
             `EnvHalves`.
     """
     if overlap and env_mode == "async" and num_envs > 1:
@@ -82,7 +82,7 @@ def make_training_envs(
 
 def _make_halves(specs: Sequence[EnvSpec], context: str | None, seed: int | None) -> EnvHalves:
     middle = (len(specs) + 1) // 2
-    with contextlib.ExitStack() as stack:  # if the second cannot be made, the first is closed
+    with contextlib.ExitStack() as stack:  # closes the first one if the second cannot be made
         halves: list[Any] = []
         for number, part in enumerate((specs[:middle], specs[middle:])):
             own_seed = None if seed is None else derive_seed(seed, number)
@@ -93,7 +93,7 @@ def _make_halves(specs: Sequence[EnvSpec], context: str | None, seed: int | None
 
 
 def _specs(make_env: MakeEnv | Sequence[MakeEnv], num_envs: int) -> list[EnvSpec]:
-    """One recipe per environment; for one that is vectorised already, their number is its size."""
+    """One recipe per environment; for one that is vectorised already, the number is its size."""
     if not isinstance(make_env, Sequence) or isinstance(make_env, str):
         return [resolve_env(make_env)] * num_envs
     specs = [resolve_env(one) for one in make_env]
@@ -106,19 +106,19 @@ def _specs(make_env: MakeEnv | Sequence[MakeEnv], num_envs: int) -> list[EnvSpec
 
 
 def describe_envs(train_envs: Any, env_mode: str) -> str:
-    """How training environments are run, in a few words."""
+    """A short description of the way training environments are run."""
     return "none for training" if train_envs is None else f"{train_envs.num_envs} x {env_mode}"
 
 
 def spaces_of(
     envs: Any, make_env: MakeEnv | Sequence[MakeEnv], num_envs: int, env_mode: str
 ) -> tuple[spaces.Dict, PolicyActionSpace, EnvSpaces]:
-    """Observations and actions as the agent sees them, and both as the environment itself has them.
+    """Observations and actions as the agent sees them, and both as the environment itself defines them.
 
-    envs: whose; None for those that `make_env` makes, to look at them.
+    envs: the environments; None makes them with `make_env` to read their spaces.
     """
     if envs is None:
-        if env_mode != "already_vectorized":  # one is enough
+        if env_mode != "already_vectorized":  # one environment is enough
             first: Any = make_env
             make_env, num_envs, env_mode = first[0] if isinstance(first, list | tuple) else first, 1, "sync"
         with contextlib.closing(make_envs(make_env, num_envs, env_mode)) as probe:
@@ -142,7 +142,7 @@ def check_evaluation(envs: Any, obs_space: spaces.Dict, action_space: PolicyActi
 
 
 def layout_of(obs_space: spaces.Dict, action_space: PolicyActionSpace) -> Layout:
-    """What trajectories of these spaces look like; texts are not stored."""
+    """Layout of trajectories of these spaces; texts are not stored."""
     leaves = [leaf for leaf in ObsLayout(obs_space).leaves if leaf.dtype != object]
     obs = {leaf.key: (leaf.shape, leaf.dtype) for leaf in leaves}
     choices = {leaf.key: leaf.num_choices for leaf in leaves if leaf.num_choices is not None}
@@ -151,9 +151,9 @@ def layout_of(obs_space: spaces.Dict, action_space: PolicyActionSpace) -> Layout
 
 
 def piece_lengths(traj_save_len: float, spread: int) -> tuple[int, int] | None:
-    """The range of transitions after which trajectories are cut; None to cut them at the end of an episode.
+    """The range of transitions after which trajectories are cut; None cuts them at the end of an episode.
 
-    spread: by how many that length varies at random, if it is shorter than traj_save_len.
+    spread: random variation of that length, if it is shorter than traj_save_len.
     """
     if traj_save_len >= _NO_LENGTH_LIMIT:
         return None

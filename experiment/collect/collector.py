@@ -1,4 +1,4 @@
-"""The one rollout loop: acts in vector envs and hands every step to sinks, always as arrays of N rows."""
+"""The one rollout loop: acts in vector envs and passes every step to sinks, always as arrays of N rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StageTimer:
 
     Stages: "policy" (acting, until the actions are on the CPU), "env" (the environments' step, or the wait
     for it), "store" (handing the step to the sinks), "update" (the learner's work on this
-    thread; on a GPU most of it goes on in the background).
+    thread; on a GPU most of it runs in the background).
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class StageTimer:
         return now_s
 
     def step_figures(self, num_steps: float) -> dict[str, float]:
-        """Milliseconds of each stage per vector step; `num_steps` of them were taken since the last call."""
+        """Milliseconds of each stage per vector step; `num_steps` were taken since the last call."""
         taken = {stage: self._take(stage) for stage in _STEP_STAGES}
         if not num_steps:
             return {}
@@ -66,16 +66,16 @@ class StageTimer:
 
 @dataclass
 class RolloutState:
-    """Where the rollout of a group stands; all arrays have N rows.
+    """State of the rollout of a group; all arrays have N rows.
 
     Attributes:
-        obs: each (N, ...), owned by the env: valid until its next step.
+        obs: arrays (N, ...), owned by the env: valid until its next step.
         rl2s: (N, 1+A) float32, reward and previous action.
         time_idxs: (N, 1) int64, index within the episode.
         env_names: N names.
         hidden_state: the agent's memory.
-        actions: of the step under way (or broken off), see ActionCode; None between steps.
-        extras: what the agent said about that step, each (N, ...); None for nothing.
+        actions: those of the step under way (or interrupted), see ActionCode; None between steps.
+        extras: further outputs of the agent at that step, each (N, ...); None without any.
     """
 
     obs: Arrays
@@ -93,9 +93,9 @@ class RolloutGroup:
 
     Attributes:
         envs: vector env (same-step autoreset) with `env_names`; single action space as ActionMap makes it.
-        exploration: adds noise to the actions of all N envs; None acts as the agent says.
-        sinks: each of them takes every step.
-        state: where the rollout stands; None before the first step and after a reset that failed.
+        exploration: adds noise to the actions of all N envs; None adds none.
+        sinks: receivers of every step.
+        state: state of the rollout; None before the first step and after a failed reset.
         histories: statistics to add to; the collector sets it.
     """
 
@@ -107,11 +107,11 @@ class RolloutGroup:
 
     @property
     def num_envs(self) -> int:
-        """N."""
+        """The number of envs, N."""
         return int(self.envs.num_envs)
 
     def call_sinks(self, method: str, *args: Any) -> None:
-        """Call a method of every sink, even if one raises, so that none misses a step."""
+        """Call a method of every sink, even if one raises, so that no sink misses a step."""
         _call_all(partial(getattr(sink, method), *args) for sink in self.sinks)
 
     def flush(self) -> None:
@@ -127,11 +127,11 @@ class RolloutGroup:
 
 @dataclass
 class Quota:
-    """Which episodes of a group count when episodes are counted.
+    """Selects the episodes of a group that count when a number of episodes is asked for.
 
     Attributes:
         left: (N,) int64, episodes of each env that still count.
-        deadline: env steps of an env after which none that counts may begin.
+        deadline: number of env steps of an env after which no counted episode may begin.
         steps: (N,) int64, env steps taken by each env.
     """
 
@@ -153,7 +153,7 @@ class Quota:
 
 
 def episode_limit(timesteps: int) -> int:
-    """Steps of an env after which an episode that began within its first `timesteps` is given up."""
+    """Number of steps of an env after which an episode that began in its first `timesteps` is given up."""
     return _LIMIT_FACTOR * timesteps + _LIMIT_SLACK if timesteps else 0
 
 
@@ -161,25 +161,24 @@ def episode_limit(timesteps: int) -> int:
 class Collector:
     """Steps vector envs with an agent; the rollout continues from call to call.
 
-    With several groups of asynchronous envs one of them steps in its worker processes while the agent acts
-    for the next. The order of all calls is fixed, so a seed gives the same rollout every time; it is another
-    one than that of a single group, since the agent draws actions for one group after the other.
+    With several groups of asynchronous envs, one group steps in its worker processes while the agent acts for
+    the next. The order of all calls is fixed, so a seed gives the same rollout every time. That rollout
+    differs from that of a single group, since the agent draws actions for one group after the other.
 
     Args:
-        groups: at least one; all of the same spaces, and each with its envs, exploration and sinks.
-        agent: acts; its hidden states live here.
-        device: where the agent is.
+        groups: at least one group. All have the same spaces; each has its envs, exploration and sinks.
+        agent: acts; the collector keeps its hidden states.
+        device: device of the agent.
         sample: True samples actions, False takes the most likely ones.
         histories: statistics of all groups, to add to; None makes new ones.
         should_stop: asked after each vector step; True ends the call early.
         cast: makes the autocast context of the forward pass.
-        on_env_steps: told the env steps taken, all envs of a group together, after each of its vector steps;
-            it may sleep.
-        shape_rewards: (N,) float32 to (N,) float32, the rewards that the sinks get; it has to leave its input
-            alone. Sinks get the environment's own as extras["raw_rewards"] (N, 1) then.
-        timer: told how long acting, the envs and the sinks take.
-        save_env_state: False leaves the rollout out of `state_dict`, True requires it, None has it where the
-            environments and the agent's memory can be stored.
+        on_env_steps: called after each vector step of a group with its number of env steps; it may sleep.
+        shape_rewards: function from (N,) float32 to (N,) float32, the rewards that the sinks get. It must
+            not change its input. Sinks then get the original rewards as extras["raw_rewards"] (N, 1).
+        timer: measures the time of acting, of the envs and of the sinks.
+        save_env_state: False leaves the rollout out of `state_dict`, True requires it, and None includes it
+            if the environments and the agent's memory can be stored.
 
     Raises: ValueError if save_env_state is True and the environments or the memory cannot be stored.
     """
@@ -226,14 +225,14 @@ class Collector:
         return any(group.state is not None for group in self.groups)
 
     def restart(self, seed: int | None) -> None:
-        """Store running pieces, reset all envs (env i gets seed + i) and forget the hidden states."""
+        """Store running pieces, reset all envs (env i gets seed + i) and clear the hidden states."""
         for group, own_seed in self._seeded(seed):
             group.flush()
             group.call_sinks("restart")
             if group.exploration is not None:
                 group.exploration.on_episode_end(np.ones(group.num_envs, dtype=bool))
             group.histories.returns.restart()
-            group.state = None  # if the reset fails, there is nothing that a checkpoint could go on from
+            group.state = None  # after a failed reset, a checkpoint has nothing to resume from
             obs, _ = group.envs.reset(seed=own_seed)
             obs = self._with_info(self._numbers(obs), None, np.ones(group.num_envs, dtype=bool))
             group.state = RolloutState(
@@ -248,7 +247,7 @@ class Collector:
     def continue_from(self, states: Sequence[RolloutState]) -> None:
         """Continue in the middle of episodes; new trajectories begin in the sinks at this timestep.
 
-        states: one for each group, whose envs are in that state already.
+        states: one for each group; its envs are in that state already.
         """
         for group, state in zip(self.groups, states, strict=True):
             group.state = state
@@ -256,13 +255,13 @@ class Collector:
             group.begin_trajectories(np.arange(group.num_envs))
 
     def leave_envs(self) -> None:
-        """Store running pieces and let somebody else step the envs; the next call begins new episodes."""
+        """Store running pieces and leave the envs to other code; the next call begins new episodes."""
         self.flush()
         for group in self.groups:
             group.state = None
 
     def set_policy_version(self, version: int | None) -> None:
-        """Tell the sinks which policy acts from now on."""
+        """Pass the version of the acting policy to the sinks."""
         for group in self.groups:
             for sink in group.sinks:
                 sink.policy_version = version
@@ -278,15 +277,15 @@ class Collector:
                 group.exploration.num_calls = max(group.exploration.num_calls, num_calls)
 
     def flush(self) -> None:
-        """Store what is running: every running piece is closed, and all pieces are on disk afterwards."""
+        """Close every running piece, and return when all pieces are on disk."""
         _call_all(group.flush for group in self.groups)
 
     def wait(self) -> None:
-        """Return when every finished piece is on disk; raises when all have been tried."""
+        """Return when every finished piece is on disk; an error is raised after all have been tried."""
         _call_all(partial(group.call_sinks, "wait") for group in self.groups)
 
     def close(self) -> None:
-        """Store what is running and end the sinks; the envs are left alone."""
+        """Store running pieces and close the sinks; the envs are left alone."""
         _call_all([self.flush, *(partial(group.call_sinks, "close") for group in self.groups)])
         for group in self.groups:
             group.sinks = ()
@@ -296,12 +295,12 @@ class Collector:
     def collect(
         self, timesteps: int, *, episodes: int | None = None, limit: int | None = None, render: bool = False
     ) -> int:
-        """Take `timesteps` steps in every env; returns the env steps taken, all envs together.
+        """Take `timesteps` steps in every env; returns the env steps taken by all envs together.
 
-        With `episodes`, each env has an equal share of them. Those that begin within its first `timesteps`
-        steps count, each is played to its end, and the call ends when all have ended: which episodes count
-        must not depend on how long they are. Episodes that have not ended after `limit` steps (None:
-        `episode_limit`) are left out, with a warning. No step is left under way.
+        With `episodes`, each env has an equal share of them. An episode counts if it begins within the first
+        `timesteps` steps of its env. Each is played to its end, and the call ends when all have ended:
+        whether an episode counts must not depend on its length. Episodes that have not ended after `limit`
+        steps (None: `episode_limit`) are left out, with a warning. No step is left under way.
         """
         if not self.has_begun:
             self.restart(seed=None)
@@ -320,7 +319,7 @@ class Collector:
                     taken += self._finish(group, quota)
                     if render:
                         group.envs.render()
-                    if group is self.groups[0]:  # decides for all, so that they take as many steps
+                    if group is self.groups[0]:  # the first group decides, so that all take as many steps
                         goes_on = step < last and _has_episodes_left(quotas) and not self.should_stop()
                     if goes_on:
                         self._begin(group)
@@ -351,7 +350,7 @@ class Collector:
             output = self.agent.act(*seen, self.sample)
             chosen, state.hidden_state = output.actions, output.hidden_state
             state.extras = {key: value.cpu().numpy() for key, value in output.extras.items()} or None
-        else:  # nobody keeps what the agent would say beside it
+        else:  # further outputs of the agent are not stored
             chosen, state.hidden_state = self.agent.get_actions(*seen, self.sample)
         actions: np.ndarray = (chosen if self.action_code.has_integers else chosen.float()).cpu().numpy()
         allowed, noise = None, group.exploration
@@ -364,15 +363,16 @@ class Collector:
         return actions
 
     def _hidden_state(self, group: RolloutGroup, state: RolloutState) -> Any:
-        """The memory that the next action comes from: where weights have changed, what these make of it."""
+        """The memory that the next action is based on; recomputed if the weights have changed."""
         for sink in group.sinks:
             state.hidden_state = sink.before_act(self.agent, state.hidden_state)
         return state.hidden_state
 
     def _finish(self, group: RolloutGroup, quota: Quota | None) -> int:
-        """Wait for the step and take in its results; returns the env steps taken.
+        """Wait for the step and process its results; returns the env steps taken.
 
-        quota: of an evaluation; None in training, where the agent's hooks change flags and rewards.
+        quota: the episodes of an evaluation; None in training, where the agent's hooks change flags and
+            rewards.
         """
         state = group.state
         assert state is not None
@@ -409,7 +409,7 @@ class Collector:
             group.call_sinks("add", *step)
             self.timer.lap("store", env_s)
         state.obs, state.rl2s, state.time_idxs = full, rl2s, time_idxs
-        if np.count_nonzero(fresh):  # a third of what any() takes
+        if np.count_nonzero(fresh):  # takes a third of the time of any()
             self._begin_episodes(group, state, fresh)
         state.actions = None
         num_taken = len(rewards) if ignored is None else int((~ignored).sum())
@@ -418,7 +418,7 @@ class Collector:
         return num_taken
 
     def _begin_episodes(self, group: RolloutGroup, state: RolloutState, fresh: np.ndarray) -> None:
-        """Forget the past of the envs where fresh (N,) bool is True."""
+        """Reset the memory of the envs where fresh (N,) bool is True."""
         state.rl2s[fresh] = 0.0
         state.time_idxs[fresh] = 0
         state.hidden_state = self.agent.reset_hidden_state(state.hidden_state, self._tensor(fresh))
@@ -436,12 +436,12 @@ class Collector:
         truncated: np.ndarray,
         infos: dict[str, Any],
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Let the agent end episodes: those envs are reset, as `infos` says then; returns the flags."""
+        """Let the agent end episodes: those envs are reset, and `infos` then says so; returns the flags."""
         ended, over = terminated | truncated, infos.get("_ignore")
         following = _true_next_obs(obs, infos, ended) if "final_obs" in infos else obs
         flags = self.hooks.flags(self.agent, self._numbers(following), rewards, terminated, truncated)
         more = (flags[0] | flags[1]) & ~ended
-        if over is not None:  # no step was taken there
+        if over is not None:  # an env that was reset took no step
             more &= ~over
         if more.any():
             group.envs.begin_episodes(more)
@@ -450,7 +450,7 @@ class Collector:
         return flags[0] & kept, flags[1] & kept
 
     def _with_info(self, obs: Arrays, before: Arrays | None, is_first: np.ndarray) -> Arrays:
-        """Observations (N, ...) and what the agent adds to them; before: those of the timestep before."""
+        """Observations (N, ...) and what the agent adds to them; before: those of the previous timestep."""
         if not self.hooks.adds_to_obs:
             return obs
         return {**obs, **self.hooks.info(self.agent, obs, before, is_first)}
@@ -460,7 +460,7 @@ class Collector:
         return obs if len(obs) == len(self._keys) else {key: obs[key] for key in self._keys}
 
     def _rl2s(self, rewards: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """(N, 1+A) float32: rewards, then actions, discrete ones as one-hot."""
+        """Rewards, then actions (discrete ones as one-hot), (N, 1+A) float32."""
         rl2s = np.zeros((len(rewards), 1 + self.action_code.width), dtype=np.float32)
         rl2s[:, 0] = rewards
         self.action_code.write(actions, rl2s[:, 1:])
@@ -478,7 +478,7 @@ class Collector:
             offset += group.num_envs
 
     def _quotas(self, episodes: int | None, deadline: int) -> list[Quota | None]:
-        """For each group, its share of so many episodes, as equal as can be; None counts all."""
+        """For each group, its share of the episodes, as equal as possible; None counts all."""
         if episodes is None:
             return [None] * len(self.groups)
         shares = np.full(self.num_envs, episodes // self.num_envs, dtype=np.int64)
@@ -487,7 +487,7 @@ class Collector:
         return [Quota(share.copy(), deadline) for share in np.split(shares, borders)]
 
     def _warn_of_unfinished(self, quotas: Sequence[Quota | None], num_steps: int) -> None:
-        """Say how many episodes that should count have not ended."""
+        """Warn about episodes that should count and have not ended."""
         num_running = sum(int(np.count_nonzero(quota.left)) for quota in quotas if quota is not None)
         if not num_running:
             return
@@ -513,15 +513,15 @@ class Collector:
 
     @property
     def is_storable(self) -> bool:
-        """Whether `state_dict` can hold where the rollout stands now."""
+        """True if `state_dict` can store the current state of the rollout."""
         if self.save_env_state is False:
             return False
-        # A rollout interrupted in the middle of a step, as by an error, cannot be resumed.
+        # A rollout interrupted in the middle of a step, for example by an error, cannot be resumed.
         stands = all(group.state is not None and group.state.actions is None for group in self.groups)
         return stands and self._storage_problem() is None
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` goes on from: the rollout, exploration and sinks, one entry per group."""
+        """State for `load_state_dict`: the rollout, exploration and sinks, one entry per group."""
         return {
             "has_begun": self.has_begun,
             "num_envs": [group.num_envs for group in self.groups],
@@ -533,17 +533,17 @@ class Collector:
         }
 
     def load_state_dict(self, state: dict[str, Any], *, seed: int | None = None) -> bool:
-        """Continue from what `state_dict` returned, also in another process.
+        """Continue from the result of `state_dict`, also in another process.
 
-        Comes before random generators get their states: where the rollout was stored, environments are reset
-        first, with `seed`, and the sinks are told that pieces begin.
+        Call this before the random generators are restored: if the rollout was stored, environments are reset
+        first, with `seed`, and pieces begin in the sinks.
 
-        Returns: whether the rollout continues in the middle of its episodes: not where none was stored or,
-        unless save_env_state requires it, where it does not fit; `restart` is left to the caller then. With
-        other numbers of environments, see `take_over`.
+        Returns: whether the rollout continues in the middle of its episodes. This is False if no rollout was
+        stored, or if it does not fit and save_env_state does not require it; the caller then calls `restart`.
+        With other numbers of environments, see `take_over`.
 
         Raises: ValueError if the sinks are not those of this run, or if save_env_state is True and the
-        environments are others.
+        environments differ.
         """
         now = [group.num_envs for group in self.groups]
         if (before := state.get("num_envs", now)) != now:
@@ -569,19 +569,19 @@ class Collector:
     def take_over(
         self, states: Sequence[dict[str, Any]], difference: str, settings: str, *, stores_pieces: bool = True
     ) -> bool:
-        """Continue after rollouts in other environments, whose state per environment does not fit.
+        """Continue after rollouts in other environments, if their state per environment does not fit.
 
-        Schedules of exploration continue. What exploration draws for each environment stays as this process
-        drew it. Pieces of trajectories that were running are stored with the next flush.
+        Schedules of exploration continue. The random draws of exploration per environment stay as this
+        process drew them. Pieces of trajectories that were running are stored with the next flush.
 
         Args:
-            states: what the collectors of these rollouts returned as `state_dict`. The first one decides the
+            states: the `state_dict` results of these rollouts' collectors. The first one decides the
                 schedules.
-            difference: how the checkpoint differs from this run, for the warning.
-            settings: what to restore to continue those episodes instead.
-            stores_pieces: False where another process stores the pieces.
+            difference: the difference between the checkpoint and this run, for the warning.
+            settings: the settings to restore in order to continue those episodes instead.
+            stores_pieces: False if another process stores the pieces.
 
-        Returns: False, see `load_state_dict`; `restart` is left to the caller.
+        Returns: False, see `load_state_dict`; the caller calls `restart`.
 
         Raises: ValueError if save_env_state is True, or if the sinks are not those of this run.
         """
@@ -597,7 +597,7 @@ class Collector:
         return goes_on
 
     def warn_of_cut_episodes(self, num_steps: int) -> None:
-        """With exact_resume: say so if no episode has ended in the last `num_steps`, as all are cut now."""
+        """With exact_resume: warn if no episode has ended in the last `num_steps`, as all are cut now."""
         times = [group.state.time_idxs for group in self.groups if group.state is not None]
         if num_steps and times and min(int(part.min()) for part in times) >= num_steps:
             logger.warning(
@@ -609,7 +609,7 @@ class Collector:
             )
 
     def _storage_problem(self) -> str | None:
-        """Why the rollout cannot be stored; None if it can."""
+        """The reason why the rollout cannot be stored; None if it can."""
         for group in self.groups:
             if (problem := group.envs.state_problem()) is not None:
                 return str(problem)
@@ -657,7 +657,7 @@ class Collector:
         self.continue_from(states)
 
     def _begin_new_episodes(self, error: ValueError) -> bool:
-        """Do without the stored rollout because of `error`, or raise it if that is not allowed."""
+        """Continue without the stored rollout because of `error`, or raise it if that is not allowed."""
         if self.save_env_state:
             raise error
         logger.warning(
@@ -667,7 +667,7 @@ class Collector:
 
 
 def _pairs(sinks: Sequence[Sink], saved: Sequence[dict[str, Any]]) -> list[tuple[Sink, dict[str, Any]]]:
-    """Each sink with its saved state; none where nothing was stored, or nothing is."""
+    """Pairs of a sink and its saved state; empty if no state was stored, or this run stores none."""
     if saved and sinks and len(saved) != len(sinks):
         raise ValueError(
             f"The saved state is that of {len(saved)} sinks, but there are {len(sinks)} now. Fix: resume "
@@ -677,7 +677,7 @@ def _pairs(sinks: Sequence[Sink], saved: Sequence[dict[str, Any]]) -> list[tuple
 
 
 def _call_all(calls: Iterable[Callable[[], object]]) -> None:
-    """Make all calls, even if one raises, so that nothing is left out; then raise the first error."""
+    """Make all calls, even if one raises; then raise the first error."""
     first_error: Exception | None = None
     for call in calls:
         try:
@@ -689,14 +689,14 @@ def _call_all(calls: Iterable[Callable[[], object]]) -> None:
 
 
 def _has_episodes_left(quotas: Sequence[Quota | None]) -> bool:
-    """True if some env has episodes left to play, or if there is no quota."""
+    """True if some env has episodes left to play, or without a quota."""
     return any(quota is None or bool(quota.left.any()) for quota in quotas)
 
 
 def _log_probs(
     probs: np.ndarray, actions: np.ndarray, noise: ExplorationWrapper | None, allowed: np.ndarray | None
 ) -> np.ndarray:
-    """(N, 1) float32 of the actions that were taken at last; probs: see ActOutput.extras."""
+    """Log-probabilities (N, 1) float32 of the actions taken in the end; probs: see ActOutput.extras."""
     taken = np.take_along_axis(probs, actions[..., None], axis=-1).reshape(len(actions), -1).prod(axis=1)
     if noise is not None:
         taken = noise.probability(taken, allowed)
@@ -713,7 +713,7 @@ def _count(
     infos: dict[str, Any],
     quota: Quota | None,
 ) -> None:
-    """Add one env step to the statistics; envs whose share of episodes is used up are left out."""
+    """Add one env step to the statistics; envs that have used up their share of episodes are left out."""
     metrics, counted = infos.get("metrics", ()), None
     if quota is not None:
         counted = quota.take(ended, ignored)
@@ -724,7 +724,7 @@ def _count(
 
 
 def _true_next_obs(obs: Arrays, infos: dict[str, Any], ended: np.ndarray) -> Arrays:
-    """What followed the action in every env: the final observation where an episode ended, else `obs`."""
+    """The observation after the action in every env: the final one if an episode ended, otherwise `obs`."""
     final = infos["final_obs"]
     following = {}
     for key, value in obs.items():

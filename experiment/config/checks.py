@@ -1,7 +1,7 @@
-"""What can be wrong with a config: names, types, missing values, and, once all is built, what nothing reads.
+"""Checks of a config: names, types, missing values and, once all is built, settings that nothing reads.
 
-Each check returns problem texts, none when all is well. Unless it says otherwise it takes resolved bindings,
-see `resolved`.
+Each check returns a list of problem texts. Unless it says otherwise it takes resolved bindings, see
+`resolved`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OF_AMAGO: dict[str, str] = {
     "Agent.num_critics_td": "RandomSubset.size (with Agent.critic_subset = @RandomSubset())",
     "Agent.popart": "Agent.values = @PlainValues()",
 }
-"""Parameters that have another name in AMAGO: that name -> the one here, or another line to write instead."""
+"""Parameters with another name in AMAGO: AMAGO's name -> the name here, or another line to write instead."""
 
 
 # --- bindings as gin sees them --------------------------------------------------------------------------
@@ -57,12 +57,12 @@ def remaining(bindings: Iterable[Binding]) -> list[Binding]:
 
 
 def is_seen_in(scope: str, name: str, binding: Binding) -> bool:
-    """Whether a call of `name` in `scope` (such as `a/b`) gets what this binds."""
+    """True if a call of `name` in `scope` (such as `a/b`) gets the value of this binding."""
     return binding.selector == name and (not binding.scope or f"{scope}/".startswith(f"{binding.scope}/"))
 
 
 def bound_in(scope: str, name: str, bindings: Iterable[Binding]) -> dict[str, Binding]:
-    """What a call of `name` in `scope` gets from gin, by parameter: of several, that of the longest scope."""
+    """Bindings that a call of `name` in `scope` gets, by parameter; the longest scope wins."""
     found = [b for b in bindings if is_seen_in(scope, name, b)]
     return {b.param: b for b in sorted(found, key=lambda b: len(b.scope))}
 
@@ -73,19 +73,19 @@ def macros_of(bindings: Iterable[Binding]) -> dict[str, Any]:
 
 
 def line_of_value(binding: Binding, bindings: Iterable[Binding]) -> Binding:
-    """The line `NAME = value` that a binding to `%NAME` has its value from; otherwise the binding itself."""
+    """The line `NAME = value` that defines a binding to `%NAME`; otherwise the binding itself."""
     lines = {b.scope: b for b in bindings if b.selector == MACRO}
     while isinstance(binding.value, Macro) and binding.value.name in lines:
-        binding = lines.pop(binding.value.name)  # each line once, as macros may form a circle
+        binding = lines.pop(binding.value.name)  # each line only once, as macros may form a cycle
     return binding
 
 
 def shown(binding: Binding) -> str:
-    """A binding and where it stands."""
+    """A binding and its place."""
     return f"{binding.origin}: {binding.key} = {binding.value!r}"
 
 
-# --- where references lead ------------------------------------------------------------------------------
+# --- targets of references --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,11 @@ class Node:
     scope: str = ""
     via: Binding | None = None
     is_called: bool = False
-    """True if it is called with nothing but what gin supplies: `@Name()`, the root, an environment."""
+    """True if it is called with only the arguments that gin supplies: `@Name()`, the root, an environment."""
 
 
 def reach(bindings: Sequence[Binding], starts: Iterable[Node]) -> dict[tuple[str, str], Node]:
-    """All that references, macros and defaults lead to from `starts`, by scope and name.
+    """All targets of references, macros and defaults from `starts`, by scope and name.
 
     As in gin, `%NAME` leads to `gin.macro` in the scope NAME.
     """
@@ -132,7 +132,7 @@ def reach(bindings: Sequence[Binding], starts: Iterable[Node]) -> dict[tuple[str
 def left_over(bindings: Sequence[Binding], starts: Sequence[Node]) -> list[Binding]:
     """Settings of parts that a later source replaced, such as those of an agent that was switched.
 
-    They were in use when a source (a file, or the command line) had ended, and are not in the end.
+    They were in use at the end of a source (a file, or the command line), but no longer at the end of all.
     """
     ends = {binding.source: number + 1 for number, binding in enumerate(bindings)}
     used: set[int] = set()
@@ -144,7 +144,7 @@ def left_over(bindings: Sequence[Binding], starts: Sequence[Node]) -> list[Bindi
 
 
 def _with_bases(nodes: Mapping[tuple[str, str], Node]) -> set[tuple[str, str]]:
-    """Scopes and names, and those of base classes: a class also gets what gin binds of its bases."""
+    """Scopes and names, and those of base classes: a class also gets gin's bindings of its bases."""
     found = set(nodes)
     for (scope, _), node in nodes.items():
         bases = getattr(node.configurable.wrapped, "__mro__", ())[1:]
@@ -153,7 +153,7 @@ def _with_bases(nodes: Mapping[tuple[str, str], Node]) -> set[tuple[str, str]]:
 
 
 def is_seen(binding: Binding, nodes: Iterable[tuple[str, str]]) -> bool:
-    """Whether one of these, each a scope and a name, would get what this binds."""
+    """True if one of these pairs of scope and name would get the value of this binding."""
     return any(is_seen_in(*key, binding) for key in nodes)
 
 
@@ -161,7 +161,7 @@ def is_seen(binding: Binding, nodes: Iterable[tuple[str, str]]) -> bool:
 
 
 def unknown_names(bindings: Sequence[Binding]) -> list[str]:
-    """Bindings, as read, of unknown classes and parameters, and values that refer to what is unknown."""
+    """Problems with unknown classes, parameters and references, in bindings as read."""
     macros = macros_of(bindings)
     in_files = macros_of(b for b in bindings if b.origin.file != COMMAND_LINE)
     found: list[str] = []
@@ -206,7 +206,7 @@ def _unknown_target(binding: Binding) -> Iterator[str]:
 
 
 def _elsewhere(param: str) -> str:
-    """A sentence that names the parameters of this name that others have, if they are few."""
+    """A sentence that names parameters of this name in other classes, if they are few."""
     owners = [known.name for known in registry.all_known() if param in known.params and known.can_set(param)]
     meant = " or ".join(f"'{owner}.{param}'" for owner in sorted(owners))
     return f" Did you mean {meant}?" if 0 < len(owners) <= MAX_CHOICES else ""
@@ -265,7 +265,7 @@ def wrong_types(bindings: Sequence[Binding]) -> list[str]:
 
 
 def _alternatives(hint: Any) -> list[tuple[Any, tuple[Any, ...]]]:
-    """The class that is annotated and the arguments in its brackets; of a union, those of every member."""
+    """The annotated class and the arguments in its brackets; for a union, those of every member."""
     while isinstance(hint, typing.NewType):
         hint = hint.__supertype__
     kind, args = typing.get_origin(hint) or hint, typing.get_args(hint)
@@ -275,16 +275,16 @@ def _alternatives(hint: Any) -> list[tuple[Any, tuple[Any, ...]]]:
 
 
 def _is_unchecked(kind: Any) -> bool:
-    """Whether everything fits: Any, object, and where isinstance has no answer (no class, or a protocol)."""
+    """True if every value fits: Any, object, and hints without an isinstance check (a protocol)."""
     return kind in (Any, object) or not isinstance(kind, type) or getattr(kind, "_is_protocol", False)
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether `value`, as written in a config, may be passed where `hint` is annotated.
+    """True if `value`, as written in a config, may be passed to a parameter with this annotation.
 
-    Only a certain misfit counts: an unknown hint accepts everything. bool is no int, an int is a fine float,
-    a str is no sequence, text is a fine path. Macros must have been replaced by their values; those that
-    remain are gin constants, which may be anything.
+    Only a certain mismatch counts: an unknown hint accepts everything. A bool does not fit int, an int fits
+    float, a str does not fit a sequence, and a text fits a path. Macros must have been replaced by their
+    values; those that remain are gin constants, which may be anything.
     """
     if isinstance(value, Macro):
         return True
@@ -293,11 +293,11 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def _literal_fits(value: Any, kind: Any, args: tuple[Any, ...]) -> bool:
-    """A number, text, None or container against `kind[args]`."""
+    """Check a number, text, None or container against `kind[args]`."""
     if kind is typing.Literal:
         return any(value == arg and type(value) is type(arg) for arg in args)
     if kind in _CALLABLES:
-        return False  # only a reference can be one
+        return False  # only a reference can fit
     if _is_unchecked(kind):
         return True
     if kind in (int, float):
@@ -308,7 +308,7 @@ def _literal_fits(value: Any, kind: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _items_fit(value: Any, kind: Any, args: tuple[Any, ...]) -> bool:
-    """What is in a container against the arguments in the brackets; anything else has nothing in it."""
+    """Check the items of a container against the arguments in the brackets; other values have no items."""
     if kind is tuple and args and args[1:] != (Ellipsis,):
         return len(args) == len(value) and all(map(fits, value, args))
     parts = (value.keys(), value.values()) if isinstance(value, dict) else (value,)
@@ -316,7 +316,7 @@ def _items_fit(value: Any, kind: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _reference_fits(ref: Reference, kind: Any, args: tuple[Any, ...]) -> bool:
-    """`@Name()` is what the call returns; `@Name` the class or function, which `type` and `Callable` want."""
+    """Check a reference: `@Name()` gives the call's result, `@Name` the class or function itself."""
     matches = registry.find(ref.name)
     if len(matches) != 1:
         return True  # reported as an unknown name elsewhere
@@ -326,7 +326,7 @@ def _reference_fits(ref: Reference, kind: Any, args: tuple[Any, ...]) -> bool:
             return not matches[0].is_class or _instance_fits(made, wanted)
         if not isinstance(made, type):
             return True
-        # What it makes may be callable itself; but `@Agent()` is not meant where an `@Agent` is to be.
+        # The result may be callable itself, but `@Agent()` is a mistake where an `@Agent` is expected.
         is_product = not _is_unchecked(wanted) and issubclass(made, wanted)
         return any("__call__" in vars(base) for base in made.__mro__) and not is_product
     if ref.is_called:
@@ -335,7 +335,7 @@ def _reference_fits(ref: Reference, kind: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _instance_fits(made: Any, hint: Any) -> bool:
-    """Whether an instance of `made` (a class, or a return annotation) fits `hint`."""
+    """True if an instance of `made` (a class, or a return annotation) fits `hint`."""
     return not isinstance(made, type) or any(
         _is_unchecked(kind) or issubclass(made, (int, float) if kind is float else kind)
         for kind, _ in _alternatives(hint)
@@ -359,7 +359,7 @@ def _described(kind: Any, args: tuple[Any, ...]) -> str:
 
 
 def _kind_of(value: Any) -> str:
-    """What a value is, in words."""
+    """The kind of a value, in words."""
     if isinstance(value, Reference):
         return "what that call returns" if value.is_called else "the class or function itself"
     return "None" if value is None else _with_article(type(value).__name__)
@@ -374,7 +374,7 @@ def _fix(value: Any, hint: Any) -> str:
     wants_callable = any(kind in _CALLABLES for kind, _ in _alternatives(hint))
     for other in _respelled(value):
         is_call = isinstance(other, Reference) and other.is_called
-        if fits(other, hint) and not (is_call and wants_callable):  # which would fit by being callable
+        if fits(other, hint) and not (is_call and wants_callable):  # it would fit by being callable
             return f"write {other!r}"
     choices = [
         repr(ref)
@@ -388,7 +388,7 @@ def _fix(value: Any, hint: Any) -> str:
 
 
 def _surely_makes(known: Configurable, hint: Any) -> bool:
-    """Whether a function's annotation says that it returns what a callable of this hint has to return."""
+    """True if a function's annotation says that it returns what a callable of this hint has to return."""
     made, wanted = (
         known.result_hint,
         [args[-1] for kind, args in _alternatives(hint) if kind in _CALLABLES and args],
@@ -435,7 +435,7 @@ def missing_required(bindings: Sequence[Binding], root: Node, files: Sequence[st
 
 
 def _lacks_value(node: Node, param: str, bound: Binding | None) -> bool:
-    """Whether only a config can give this parameter its value, and does not."""
+    """True if only a config can give this parameter its value, and does not."""
     if bound is not None:
         value = bound.value
         return isinstance(value, Macro) and registry.constant_value(value.name) is gin.REQUIRED
@@ -444,24 +444,24 @@ def _lacks_value(node: Node, param: str, bound: Binding | None) -> bool:
     return node.configurable.can_set(param) and (found.default is gin.REQUIRED or is_bare)
 
 
-# --- what nothing reads ---------------------------------------------------------------------------------
+# --- unused settings --------------------------------------------------------------------------------------
 
 
 def check_unused(bindings: Sequence[Binding], root: Node) -> str:
-    """Find settings of the user's that gin has not read by now, when everything is built.
+    """Find settings of the user that gin has not read by now, when everything is built.
 
-    Not a mistake are: what a reference or default leads to from anything that was built, as it may be
-    constructed later; settings of parts that a later source replaced; and the settings of presets, which are
-    for any task and any parts.
+    The following are not mistakes: targets of references and defaults of anything that was built, as they may
+    be constructed later; settings of parts that a later source replaced; and the settings of presets, which
+    are for any task and any parts.
 
-    Returns: settings of functions of the user's, which code may call while training; "" without any.
+    Returns: settings of the user's functions, which code may call while training; "" without any.
 
     Raises: ConfigError listing each setting that has no effect.
     """
     read = registry.was_read()
     built = [Node(registry.find(name)[0], scope) for scope, name in read]
     reached = reach(bindings, built)
-    # What a replaced reference led to may still be built by code, so the second list lacks it.
+    # Code may still build targets of a replaced reference, so the second list lacks them.
     replaced = [*left_over(bindings, [root]), *left_over(bindings, [root, *built])]
     problems, notes = [], []
     for binding in remaining(bindings):
@@ -490,11 +490,11 @@ def check_unused(bindings: Sequence[Binding], root: Node) -> str:
 
 
 def is_in_preset(binding: Binding) -> bool:
-    """Whether a line is part of a shipped file."""
+    """True if a line is part of a shipped file."""
     return preset_root().resolve() in Path(binding.origin.file).resolve().parents
 
 
 def _may_be_called_later(target: Configurable) -> bool:
-    """Whether code may call it without a reference; the library itself calls no function of its own so."""
+    """True if code may call it without a reference; the library never does so with its own functions."""
     is_own = (target.wrapped.__module__ or "").startswith("loxodon.")
     return not (target.is_class or is_own or target.name == MACRO)

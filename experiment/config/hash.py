@@ -1,4 +1,4 @@
-"""A short name for what decides a run's result: equal for runs that differ in mere settings or the seed."""
+"""A short name for the settings that decide a run's result; the seed and technical settings do not count."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dataclasses import fields
 from typing import Any
 
 SETTINGS = (
-    # where and under which name
+    # folder and name of the data
     "*.dset_root",
-    # what is shown, logged and kept
+    # output, logs and retention
     "CheckpointManager.*",
     "Artifacts.*",
     "UrlStore.*",
@@ -24,11 +24,11 @@ SETTINGS = (
     "FinalTest.*",
     "ProfileEpoch.*",
     "WallClockLimit.*",  # a stopped run continues as if it had not been
-    # how many processes and threads do the work
+    # number of processes and threads
     "AsyncVectorEnv.num_workers",
     "*.pin_memory",
 )
-"""Bindings without a part in the result, as patterns; everything else counts as a hyper-parameter.
+"""Bindings that do not affect the result, as patterns; everything else counts as a hyper-parameter.
 
 Fields of Experiment say so themselves, by `in_hash=False`.
 """
@@ -37,7 +37,7 @@ _MACRO = re.compile(r"%([\w./]+)")
 
 
 def is_setting(binding: str) -> bool:
-    """Whether `scope/Name.param` is a mere setting."""
+    """True if `scope/Name.param` does not affect the result."""
     name = binding.rpartition("/")[2]
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in SETTINGS)
 
@@ -47,7 +47,7 @@ def config_hash(exp: Any, bindings: Mapping[str, str]) -> str:
 
     Args:
         exp: a dataclass instance; its fields count as `Experiment.<name>`, also where Python set them.
-        bindings: of gin, as written, by `scope/Name.param`, and macros by name.
+        bindings: gin's bindings, as written, by `scope/Name.param`, and macros by name.
     """
     bound = {
         name: _MACRO.sub(lambda found: bindings.get(found[1], found[0]), value)
@@ -66,10 +66,10 @@ def config_hash(exp: Any, bindings: Mapping[str, str]) -> str:
 
 
 def _in_words(value: Any) -> Any:
-    """What is no plain value, the same in every process: a name, or of an object its class and arguments.
+    """A form of any object that is the same in every process: a name, or its class and arguments.
 
-    The arguments are what it keeps under the names of its constructor's parameters, or with `_` before; where
-    it keeps none so, all plain attributes.
+    The arguments are the attributes named like the constructor's parameters, with or without a leading `_`.
+    If there are none, all plain attributes are used.
     """
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]

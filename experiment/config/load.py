@@ -1,4 +1,4 @@
-"""The way from config files and overrides to a configuration that gin holds, checked as a whole before.
+"""Load config files and overrides into gin, after checking them as a whole.
 
 The order: read every file and override; look every name up, compare values with annotations, look for missing
 values; only then bind. Bindings that nothing reads are found when everything is built, from gin's own record.
@@ -25,12 +25,12 @@ _presets_read: set[str] = set()
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A sound configuration that gin holds now.
+    """A valid configuration that gin holds now.
 
     Attributes:
         bindings: in order, with the shortest names; later ones replace earlier ones.
-        root: what will be called.
-        source: what was read, with its files, imports, and warnings for the user.
+        root: the configurable that will be called.
+        source: everything that was read, with its files, imports, and warnings for the user.
     """
 
     bindings: tuple[Binding, ...]
@@ -38,10 +38,10 @@ class LoadedConfig:
     source: Source
 
     def text(self) -> str:
-        """A gin text that sets the same values; each line says where its value comes from.
+        """A gin text that sets the same values; each line shows where its value comes from.
 
-        The defaults of what references lead to are there, too. Settings of a part that a later source
-        replaced are comments.
+        It includes the defaults of referenced configurables. Settings of a part that a later source replaced
+        are comments.
         """
         left_over = checks.left_over(self.bindings, [self.root])
         used = [b for b in checks.remaining(self.bindings) if b not in left_over]
@@ -54,7 +54,7 @@ class LoadedConfig:
         return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
 
     def _defaults(self, node: Node) -> list[str]:
-        """Parameters of a configurable that nothing binds; as a comment where gin has no way to write one."""
+        """Parameters of a configurable that nothing binds; as a comment if gin cannot write the value."""
         target, lines = node.configurable, []
         bound = checks.bound_in(node.scope, target.name, self.bindings)
         for name, param in target.params.items():
@@ -70,13 +70,13 @@ class LoadedConfig:
         return lines
 
     def is_set_by_user(self, key: str) -> bool:
-        """Whether the command line or a file that is not a preset sets this parameter, be it to None."""
+        """True if the command line or a file other than a preset sets this parameter, even if to None."""
         return any(binding.key == key and not checks.is_in_preset(binding) for binding in self.bindings)
 
     def check_unused(self) -> str:
-        """After `start()`, before training: stop if gin's record shows that a value was never read.
+        """Check after `start()`, before training; raises if gin's record shows that a value was never read.
 
-        Returns: what was not read yet and may be read later, for the user; "" without any.
+        Returns: a text on settings that were not read yet and may be read later; "" without any.
         Raises: ConfigError listing each setting that has no effect.
         """
         return checks.check_unused(self.bindings, self.root)
@@ -94,8 +94,8 @@ def load_config(
     Args:
         configs: paths of .gin files, names of presets, or texts.
         overrides: `Name.param=value`, or a pair of that and the argument to name in errors.
-        root: the configurable that will be called, with nothing but what gin supplies.
-        is_ignored: says of a binding whether to leave it out.
+        root: the configurable that will be called, with only the arguments that gin supplies.
+        is_ignored: returns True for a binding to leave out.
     Raises: ConfigError, before anything is built, with all problems of all files.
     """
     gin.clear_config()
@@ -105,7 +105,7 @@ def load_config(
     bindings = checks.resolved(source.bindings)
     start = Node(registry.find(root)[0], is_called=True)
     missing = checks.missing_required(bindings, start, source.files)
-    # a misspelt name is not also a missing value
+    # a misspelt name is not reported as a missing value too
     raise_if_any([*unknown, *checks.wrong_types(bindings), *([] if unknown else missing)])
     for b in bindings:
         value = with_references(b.value, lambda ref: gin.config.parse_value(repr(ref)))
@@ -116,7 +116,7 @@ def load_config(
 
 
 def starts_from_recommended() -> bool:
-    """Whether gin holds settings of Experiment that a recommended preset is part of."""
+    """True if gin holds settings of Experiment that a recommended preset is part of."""
     try:
         gin.query_parameter("Experiment.agent_type")
     except ValueError:  # gin was cleared since, or nothing was loaded
@@ -128,12 +128,12 @@ def _line(key: str, value: str, comment: str) -> str:
     return f"{f'{key} = {value}':<{_COMMENT_COLUMN}}  # {comment}"
 
 
-# --- errors of what is built ------------------------------------------------------------------------------
+# --- errors of built objects ------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Raise errors of what is built from a config as ConfigErrors, without gin's trace of calls.
+    """Raise errors of built objects as ConfigErrors, without gin's trace of calls.
 
     An error without `Fix:` is not about the configuration and passes through.
     """

@@ -1,7 +1,7 @@
-"""Gin files, presets and command-line overrides as a list of bindings that know where they were written.
+"""Gin files, presets and command-line overrides as a list of bindings with their places.
 
-The parser is gin's own; only what it hands out for `@Name` and `%NAME` is ours, because nothing may be looked
-up before every file has been read. What it cannot read is told in words.
+The parser is gin's own; only its results for `@Name` and `%NAME` are ours, because nothing may be looked up
+before every file has been read. Syntax errors are explained in words.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib",
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used. Each problem says where it is, what was found, and `Fix:`."""
+    """A configuration that cannot be used. Each problem has its place, the value found, and `Fix:`."""
 
     def __init__(self, problems: str | Sequence[str]) -> None:
         self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
@@ -59,12 +59,12 @@ def raise_if_any(problems: Sequence[str]) -> None:
         raise error
 
 
-# --- what a statement says ------------------------------------------------------------------------------
+# --- statements -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where something was written. `line` counts from 1; it is 0 for an argument of the command line."""
+    """Place where something was written. `line` counts from 1; it is 0 for a command-line argument."""
 
     file: str
     line: int
@@ -115,7 +115,7 @@ class Binding:
     value: Any
     origin: Origin
     source: int
-    """Number of the file (or override list) it stands in, in the order in which these were opened."""
+    """Number of its file (or override list), in the order of opening."""
 
     @property
     def key(self) -> str:
@@ -145,7 +145,7 @@ def with_references(value: Any, change: Callable[[Reference | Macro], Any]) -> A
 
 
 def without_macros(value: Any, macros: Mapping[str, Any], inside: tuple[str, ...] = ()) -> Any:
-    """The value with every macro of `macros` (values by names) replaced by what it stands for."""
+    """The value with every macro of `macros` (values by names) replaced by its value."""
 
     def meant(ref: Reference | Macro) -> Any:
         if isinstance(ref, Reference) or ref.name not in macros or ref.name in inside:
@@ -168,13 +168,13 @@ class _Delegate(config_parser.ParserDelegate):  # type: ignore[misc]  # gin ship
 def parse_statements(text: str) -> list[Any]:
     """Every statement of a gin text, in gin's own statement types; nothing is imported or looked up.
 
-    Raises: SyntaxError or tokenize.TokenError as gin's parser does.
+    Raises: SyntaxError or tokenize.TokenError, as in gin's parser.
     """
     return list(config_parser.ConfigParser(text, _Delegate()))
 
 
 def bindings_in(text: str) -> list[Binding]:
-    """The bindings of a gin text without a file. Raises: as parse_statements."""
+    """The bindings of a gin text without a file. Raises: the errors of parse_statements."""
     return [_binding(one, Origin("", 0, ""), 0) for one in parse_statements(text) if hasattr(one, "arg_name")]
 
 
@@ -185,8 +185,9 @@ def bindings_in(text: str) -> list[Binding]:
 class Source:
     """Everything that was read, in order: later bindings replace earlier ones.
 
-    warnings: texts about what is legal and probably not meant. files: as shown to the user. presets: names
-    of the shipped files among all that were read, included ones too. imports: import statements of the files.
+    warnings: texts about legal settings that are probably mistakes. files: as shown to the user. presets:
+    names of the shipped files among all that were read, included ones too. imports: import statements of the
+    files.
     problems: texts for an error. num_opened: files, and the overrides.
     """
 
@@ -199,7 +200,7 @@ class Source:
     num_opened: int = 0
 
     def read_file(self, path: Path, opened_by: tuple[Path, ...] = ()) -> None:
-        """Append the bindings of one gin file and of what it includes, and what is wrong with them."""
+        """Append the bindings of one gin file and of the files it includes, and their problems."""
         shown = _shown(path)
         if not opened_by:
             self.files.append(shown)
@@ -217,7 +218,7 @@ class Source:
         self.read_text(text, path, shown, opened_by)
 
     def read_text(self, text: str, path: Path, shown: str, opened_by: tuple[Path, ...] = ()) -> None:
-        """The same for a text that is, or would be, in the file `path`; shown: what to call it in errors."""
+        """Read a text that is, or would be, in the file `path`; shown: the name for errors."""
         self.num_opened += 1
         number = self.num_opened
         try:
@@ -250,7 +251,7 @@ class Source:
             self.bindings.append(binding)
 
     def read_override(self, text: str, typed: str) -> None:
-        """Append `Name.param=value`, shown as `typed` in errors; what gin cannot parse is a string."""
+        """Append `Name.param=value`, shown as `typed` in errors; a value gin cannot parse is a string."""
         origin = Origin(COMMAND_LINE, 0, typed)
         key, _, value = (part.strip() for part in text.partition("="))
         if problem := override_problem(text):
@@ -270,7 +271,7 @@ class Source:
 
 
 def read_source(configs: Sequence[str | GinText], overrides: Iterable[tuple[str, str]] = ()) -> Source:
-    """Read config files (paths, preset names, texts) in order, then the overrides, each with what was typed.
+    """Read config files (paths, preset names, texts), then overrides, in order, each with the typed argument.
 
     Raises: ConfigError listing what cannot be found, read or imported in all of them.
     """
@@ -305,15 +306,15 @@ def _shown(path: Path) -> str:
 
 
 def search_in(*folders: str | Path) -> None:
-    """Let modules be imported from these folders, in this process and in those that it starts.
+    """Let modules be imported from these folders, in this process and in its child processes.
 
-    They come last: a file next to a config is never taken for a module of Python's or an installed one.
+    They come last: a file next to a config never hides a module of Python or an installed one.
     """
     sys.path += [folder for folder in dict.fromkeys(map(str, folders)) if folder not in sys.path]
 
 
 def import_path() -> list[str]:
-    """The folders from which this process imports what is not installed."""
+    """The folders from which this process imports modules that are not installed."""
     found = [Path(entry).absolute() for entry in sys.path if not entry.startswith(_INSTALLED)]
     return [str(one) for one in found if one.is_dir() and one.name not in ("site-packages", "dist-packages")]
 
@@ -321,7 +322,7 @@ def import_path() -> list[str]:
 def _run_import(statement: Any, origin: Origin) -> None:
     """Import a module that a config names, so that its classes are known; the working folder is searched too.
 
-    Raises: ConfigError if it cannot be imported, led by the place in the module that is wrong.
+    Raises: ConfigError if it cannot be imported, beginning with the faulty place in the module.
     """
     search_in(Path.cwd())
     try:
@@ -342,7 +343,7 @@ def _run_import(statement: Any, origin: Origin) -> None:
 
 
 def _place_of(error: BaseException) -> tuple[str, int]:
-    """File and line of the user's code that raised `error`: what is installed is not where the mistake is."""
+    """File and line of the user's code that raised `error`; installed code is not at fault."""
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno or 1
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is the import in this file
@@ -354,7 +355,7 @@ def _place_of(error: BaseException) -> tuple[str, int]:
 
 
 def find_config(name: str) -> Path:
-    """The file that `--config name` means: an existing path first, then a preset.
+    """The file that `--config name` refers to: an existing path first, then a preset.
 
     Raises: ConfigError naming near matches and all presets.
     """
@@ -367,7 +368,7 @@ def find_config(name: str) -> Path:
 
 
 def _find_include(name: str, included_from: Path, origin: Origin) -> Path:
-    """The file an `include` means: seen from the including file, the presets, or the working folder."""
+    """The file of an `include`: relative to the including file, the presets, or the working folder."""
     searched = [included_from.parent, preset_root(), Path.cwd()]
     for folder in searched:
         if (folder / name).is_file():
@@ -379,11 +380,12 @@ def _find_include(name: str, included_from: Path, origin: Origin) -> Path:
     )
 
 
-# --- syntax in words ------------------------------------------------------------------------------------
+# --- explanations of syntax errors
+# ----------------------------------------------------------------------------
 
 
 def _syntax_problem(error: SyntaxError | tokenize.TokenError, file: str, text: str) -> str:
-    """What gin's parser could not read in `text`, the content of `file`: line, found, how it should look."""
+    """Description of a syntax error in `text`, the content of `file`: line, found text, expected form."""
     if isinstance(error, SyntaxError):
         number, reason = error.lineno or 1, str(error.msg)
     else:

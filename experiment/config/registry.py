@@ -1,4 +1,4 @@
-"""What gin knows: the configurables, their parameters with type hints, and what has been read so far.
+"""View of gin's state: the configurables, their parameters with type hints, and what has been read so far.
 
 Nothing else in this folder touches gin's private tables; gin has no public way to list its configurables.
 """
@@ -30,7 +30,7 @@ class Configurable:
 
     @property
     def name(self) -> str:
-        """The shortest name that a config can use; gin's own have their modules, too."""
+        """The shortest name that a config can use; gin's own configurables include their modules."""
         selector = str(self.entry.selector)
         return selector if self.entry.module == "gin" else gin.config._REGISTRY.minimal_selector(selector)
 
@@ -41,30 +41,30 @@ class Configurable:
 
     @property
     def is_class(self) -> bool:
-        """Whether calling it constructs something."""
+        """True if calling it constructs an object."""
         return isinstance(self.wrapped, type)
 
     @property
     def takes_any(self) -> bool:
-        """True if it accepts arbitrary keywords, whose names cannot be checked."""
+        """True if it accepts arbitrary keywords, so that their names cannot be checked."""
         return any(p.kind is p.VAR_KEYWORD for p in self._parameters())
 
     @property
     def params(self) -> dict[str, inspect.Parameter]:
         """Named parameters in the order of the signature, without `self`.
 
-        Their annotations are resolved, Any where they cannot be.
+        Their annotations are resolved; Any if that fails.
         """
         return {p.name: p for p in self._parameters() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
 
     def can_set(self, param: str) -> bool:
-        """False where the code supplies the value of a parameter, so that gin may not."""
+        """False if the code supplies the value of a parameter, so that gin may not."""
         denied, allowed = self.entry.denylist or (), self.entry.allowlist
         return param not in denied and (not allowed or param in allowed)
 
     @property
     def result_hint(self) -> Any:
-        """What a call gives: the class itself, or a function's return annotation (Any if there is none)."""
+        """The type of a call's result: the class itself, or a function's return annotation (else Any)."""
         return self.wrapped if self.is_class else _type_hints(self.wrapped).get("return", Any)
 
     def _parameters(self) -> tuple[inspect.Parameter, ...]:
@@ -76,7 +76,7 @@ class Configurable:
 def _signature(wrapped: Any) -> tuple[inspect.Parameter, ...]:
     init: Any = wrapped.__init__ if isinstance(wrapped, type) else wrapped  # type: ignore[misc]
     if inspect.unwrap(init) is object.__init__:
-        return ()  # it takes nothing, whatever its signature says
+        return ()  # despite its signature, it takes no arguments
     try:
         parameters = inspect.signature(wrapped).parameters.values()
     except ValueError:  # some builtins have no signature
@@ -89,7 +89,8 @@ def _type_hints(thing: Any) -> dict[str, Any]:
     """Resolved annotations of a function or class; those that name something unimportable are left out."""
     found = {}
     for one in reversed(thing.__mro__) if isinstance(thing, type) else [inspect.unwrap(thing)]:
-        module = sys.modules.get(getattr(one, "__module__", ""))  # of a field: that of the class it is from
+        # A field is resolved in the module of its class.
+        module = sys.modules.get(getattr(one, "__module__", ""))
         for name, annotation in getattr(one, "__annotations__", {}).items():
             holder = types.SimpleNamespace(__annotations__={name: annotation})
             try:
@@ -100,17 +101,17 @@ def _type_hints(thing: Any) -> dict[str, Any]:
 
 
 def find(selector: str) -> list[Configurable]:
-    """Every configurable that a (partial) selector can mean: one if all is well."""
+    """Every configurable that a (partial) selector matches; a valid one matches exactly one."""
     return [Configurable(entry) for entry in gin.config._REGISTRY.get_all_matches(selector)]
 
 
 def find_object(thing: Any) -> Configurable | None:
-    """The configurable whose class or function `thing` is."""
+    """The configurable of the class or function `thing`."""
     if not callable(thing) or inspect.ismethod(thing):
         return None
     try:
         entry = gin.config._inverse_lookup(thing)
-    except (TypeError, ValueError):  # not hashable, or its wrappers form a circle
+    except (TypeError, ValueError):  # not hashable, or its wrappers form a cycle
         return None
     return Configurable(entry) if entry is not None else None
 
@@ -121,18 +122,18 @@ def all_known() -> list[Configurable]:
 
 
 def constant_value(name: str) -> Any:
-    """The value of a gin constant such as `gin.REQUIRED`, or MISSING if there is none of this name."""
+    """The value of a gin constant such as `gin.REQUIRED`, or MISSING if it does not exist."""
     matches = gin.config._CONSTANTS.matching_selectors(name)
     return gin.config._CONSTANTS[matches[0]] if len(matches) == 1 else MISSING
 
 
 def can_be_written(value: Any) -> bool:
-    """Whether gin has a way to write the value, which is no reference."""
+    """True if gin can write the value, which is not a reference."""
     return bool(gin.config._is_literally_representable(value))
 
 
 def was_read() -> dict[tuple[str, str], set[str]]:
-    """What gin has called since its configuration was cleared: (scope, name) to parameters it gave."""
+    """Parameters that gin has supplied since its configuration was cleared, by (scope, name)."""
     called = gin.config._OPERATIVE_CONFIG.items()
     return {(scope, find(selector)[0].name): set(values) for (scope, selector), values in called}
 
@@ -142,16 +143,16 @@ _PRESERVING = threading.RLock()
 
 @contextmanager
 def cleared_config() -> Iterator[None]:
-    """An empty configuration of gin, unlocked, for the block; then the one before is back, its lock too.
+    """An empty, unlocked configuration of gin for the block; then the previous one, with its lock.
 
-    gin's public texts would not do: they leave out values that cannot be written, such as objects. What the
-    block imports stays registered. One block at a time; other threads see what the block does.
+    gin's public texts are not enough: they leave out values that cannot be written, such as objects. Imports
+    of the block stay registered. Use one block at a time; other threads see its changes.
     """
     config = gin.config
     tables: tuple[Any, ...] = (config._CONFIG, config._OPERATIVE_CONFIG, config._SINGLETONS, config._IMPORTS)
     with _PRESERVING:
         before, was_locked = [table.copy() for table in tables], config.config_is_locked()
-        gin.clear_config()  # so that nothing inside the tables is changed; unlocks too
+        gin.clear_config()  # leaves the objects inside the tables unchanged; unlocks too
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""Many processes, one run: heartbeats, the learner's lock, and the pace between learner and actors."""
+"""Several processes for one run: heartbeats, the learner's lock, and the pace between learner and actors."""
 
 from .heartbeat import ENDED_STATES, STATES, Heartbeat, Membership, read_heartbeats
 from .pace import ReplayRatio

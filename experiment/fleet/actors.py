@@ -1,4 +1,4 @@
-"""The actors of a learner: their command line, their environment, and what runs them."""
+"""The actors of a learner: their command line, their environment, and the supervisor that runs them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _FLAGS = ("--resume",)  # options without a value
 _RANK_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 _RANK_NAMES |= {"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"}
 _RANK_PREFIXES = ("TORCHELASTIC_", "ACCELERATE_USE_", "FSDP_")
-_KEPT = {"ACCELERATE_USE_CPU"}  # a choice of device, which holds for actors too
-# The environment of a process that must not open a context on a GPU, which takes memory from the learner.
+_KEPT = {"ACCELERATE_USE_CPU"}  # a choice of device that also holds for actors
+# Environment of a process that must not open a GPU context, which would take memory from the learner.
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
 
 
 def is_bound(name: str) -> bool:
-    """Whether the config sets this parameter, be it to None."""
+    """True if the config sets this parameter, even if to None."""
     try:
         gin.query_parameter(name)
     except ValueError:
@@ -37,7 +37,7 @@ def is_bound(name: str) -> bool:
 
 
 def _needs_gpu() -> bool:
-    """Whether the config sets a precision that no CPU has."""
+    """True if the config sets a precision that CPUs do not have."""
     name = "Experiment.mixed_precision"
     return is_bound(name) and gin.query_parameter(name) == "fp16"
 
@@ -48,10 +48,10 @@ class ActorSpec:
 
     Attributes:
         learner_words: arguments of the learner's command line.
-        num_actors: how many actors the run has.
-        replay_ratio: that of the run, which all its processes keep.
-        first_epoch: of the learner, in which they begin.
-        device: where they act. With "cpu" they see no GPU.
+        num_actors: number of actors of the run.
+        replay_ratio: ratio of the run, which all its processes keep.
+        first_epoch: epoch of the learner in which they begin.
+        device: device on which they act. With "cpu" they see no GPU.
     """
 
     learner_words: Sequence[str]
@@ -61,17 +61,17 @@ class ActorSpec:
     device: str = "cpu"
 
     def words(self, num_per_machine: int = 1) -> list[str]:
-        """The arguments of an actor; num_per_machine: how many share a machine.
+        """The arguments of an actor; num_per_machine: number of actors that share a machine.
 
-        The same config, overrides, run name and seed; but it only collects, and leaves evaluation to the
-        learner. One thread for torch and a share of the cores for environment workers, unless the command
-        line says more.
+        The config, overrides, run name and seed are those of the learner, but the actor only collects and
+        does not evaluate. It has one torch thread and a share of the cores for environment workers, unless
+        the command line sets them.
         """
         own: dict[str, Any] = {
             "Experiment.val_interval": None,
             "Experiment.evaluate_at_end": False,
             "Experiment.start_collecting_at_epoch": 0,
-            "WallClockLimit.seconds": None,  # the learner's end is theirs
+            "WallClockLimit.seconds": None,  # actors end with the learner
             "Experiment.replay_ratio": self.replay_ratio,
             "ReplayRatio.actor_processes": self.num_actors,
         }
@@ -90,7 +90,7 @@ class ActorSpec:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that hide GPUs from actors which are not to use one."""
+        """Variables that hide GPUs from actors that must not use one."""
         return dict(NO_GPU) if self.device == "cpu" else {}
 
 
@@ -106,7 +106,7 @@ def local_pool(ctx: RunContext, spec: ActorSpec, *, program: Sequence[str]) -> A
 def supervise(
     ctx: RunContext, spec: ActorSpec, command: Sequence[str], num_processes: int, name: str = "actor"
 ) -> ActorSupervisor:
-    """Processes that live and end with `learn`, and end it when none of them is left."""
+    """Processes that run during `learn`, and end it when none of them is left."""
     return ActorSupervisor(
         command,
         num_processes,
@@ -131,7 +131,7 @@ def this_program() -> list[str]:
 
 
 def library_program() -> list[str]:
-    """Words that start the command line of the library, for callers whose script is not it."""
+    """Words that start the command line of the library, for callers with a different script."""
     return [sys.executable, "-c", _ENTRY]
 
 
@@ -149,7 +149,7 @@ def without(words: Sequence[str], *names: str) -> list[str]:
 
 
 def actor_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of an actor: unbuffered, one BLAS thread, and no rank of its learner's."""
+    """The environment of an actor: unbuffered, one BLAS thread, and without the ranks of its learner."""
     kept = {
         name: value
         for name, value in environment.items()

@@ -1,8 +1,8 @@
-"""Who works on a run: a small file per process that says what it does, and the lock for the one learner.
+"""Status of a run's processes: a heartbeat file per process, and the lock for the one learner.
 
 Every process replaces its `<run_dir>/status/<role>_<host>_<pid>_<start>.json` a few times per second. The
 status command reads them all, and so does the learner, which publishes what its actors need in
-`<run_dir>/status/pace.json`. An actor reads that one file, however many actors there are (pace.py).
+`<run_dir>/status/pace.json`. An actor reads only that file, so the number of actors does not matter.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ENDED_STATES = ("stopped", "failed", "finished")
 ROLES = ("both", "learner", "actor")
 STATUS_FOLDER = "status"
 PACE_FILE = "pace.json"
-PERIOD_S = 0.4  # between two heartbeats
+PERIOD_S = 0.4  # time between two heartbeats
 STALE_S = 30.0  # a process of another machine that has been silent for longer counts as dead
 LEARNER = LockPurpose(
     "learner",
@@ -47,29 +47,29 @@ LEARNER = LockPurpose(
     "processes may be as many as you like.",
 )
 _FORMAT = 1
-_NUM_FOR_SPEED = 26  # heartbeats; speeds are means over about 10 s
-_MIN_GAP_S = 0.05  # between two heartbeats, however often the state changes
-_CLOSE_TIMEOUT_S = 5.0  # a file system that hangs must not keep a finished process
-_CLOCK_SLACK_S = 10.0  # the clock may be set between two looks at when a process began
+_NUM_FOR_SPEED = 26  # number of heartbeats; speeds are means over about 10 s
+_MIN_GAP_S = 0.05  # least time between two heartbeats, even if the state changes more often
+_CLOSE_TIMEOUT_S = 5.0  # limit, so that a file system that hangs does not keep a finished process
+_CLOCK_SLACK_S = 10.0  # tolerance for the start time of a process, as the clock may be set
 _logger = logging.getLogger("loxodon")
 
 
 class Membership:
-    """This process as a member of its run, and the `Status` of that: a heartbeat, and a learner's lock.
+    """This process as a member of its run, with its `Status`: a heartbeat, and a learner's lock.
 
     The calls only fill in a dictionary; a daemon thread writes it, each period and at once on a change of
     state. A folder that cannot be written is logged once and tried again; it never fails the run. Forked
-    children inherit nothing of this.
+    children do not inherit any of this.
 
     Args:
         run_dir, run_name: the run.
         role: "both", "learner" or "actor".
-        rank: of this process among the learner's; only rank 0 takes the lock.
-        period_s: between two heartbeats.
+        rank: rank of this process among the learner's; only rank 0 takes the lock.
+        period_s: time between two heartbeats.
 
     Attributes:
         id: random name of this process; unlike a pid it is never used again.
-        ending: state to leave with, and a note.
+        ending: the last state to report, and a note.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Membership:
 
     @contextlib.contextmanager
     def joining(self) -> Iterator[None]:
-        """Join for what is inside and after; if that fails, say so and leave again.
+        """Join the run for the duration of the block; if that fails, report it and leave again.
 
         Raises:
             ValueError: If this process would be the second learner of the run.
@@ -119,7 +119,7 @@ class Membership:
 
     @contextlib.contextmanager
     def reporting(self) -> Iterator[None]:
-        """Tell of an error that comes out of what is inside."""
+        """Report an error that leaves the block."""
         try:
             yield
         except KeyboardInterrupt:
@@ -131,7 +131,7 @@ class Membership:
             raise
 
     def state(self, state: str, note: str | None = None) -> None:
-        """What it does from now on, one of STATES; note: one line, what it waits for."""
+        """Set the current activity, one of STATES; note: one line, the reason for waiting."""
         assert state in STATES
         if (self._figures["state"], self._figures["note"]) != (state, note):
             self._figures.update(state=state, note=_one_line(note))
@@ -139,19 +139,19 @@ class Membership:
                 self._writer.wake.set()
 
     def put(self, **figures: Any) -> None:
-        """New figures, which are written with the next heartbeat; names are those of `Heartbeat`.
+        """Report new figures with the next heartbeat; names are those of `Heartbeat`.
 
         Known: epoch, env_steps, gradient_steps, policy_version, buffer.
         """
         self._figures.update(figures)
 
     def end(self, state: str, note: str | None = None) -> None:
-        """Tell that this process has ended its work, and how."""
+        """Report that this process has ended its work, and how."""
         self.ending = state, note
         self.state(state, note)
 
     def leave(self) -> None:
-        """Write the last state and let another learner in."""
+        """Write the last state and release the lock for another learner."""
         if self._writer is not None:
             state, note = self.ending
             self._figures.update(state=state, note=_one_line(note))
@@ -163,7 +163,7 @@ class Membership:
 
 
 class _Writer:
-    """What the thread works with; it does not keep the Membership alive, with which it ends."""
+    """Data of the thread; it does not keep the Membership alive, because the thread ends with that."""
 
     def __init__(
         self, run_dir: Path, facts: Mapping[str, Any], figures: dict[str, Any], period_s: float
@@ -201,19 +201,19 @@ class _Writer:
         self.write()
 
     def end(self) -> None:
-        """Write the last state and end the thread; in a forked child, do nothing."""
+        """Write the last state and end the thread; do nothing in a forked child."""
         if os.getpid() != self.pid:
             return
         if self.figures["state"] not in ENDED_STATES:
             self.figures.update(state="stopped", note=None)
         self.is_closing = True
-        # The garbage collector may call this in the thread itself, even amid its waiting for `wake`.
+        # The garbage collector may call this in the thread itself, even while it waits for `wake`.
         if threading.current_thread() is not self.thread:
             self.wake.set()
             self.thread.join(_CLOSE_TIMEOUT_S)
 
     def write(self) -> None:
-        """Replace the file; what stands in the way is logged once."""
+        """Replace the file; an error is logged once."""
         self.num_beats += 1
         figures = dict(self.figures)
         speeds = self.speeds(figures["env_steps"], figures["gradient_steps"])
@@ -257,17 +257,19 @@ class Heartbeat:
     """The last heartbeat of one process.
 
     Attributes:
-        id: random name of the process. role: "both", "learner" or "actor". rank: among the learner's.
+        id: random name of the process. role: "both", "learner" or "actor".
+        rank: rank among the learner's processes.
         started, time: unix seconds, by the clock of that machine. beat: number of this heartbeat.
-        state: one of STATES. note: what it waits for, or its last error.
-        env_steps: that it collected (with role "both", those of the whole run up to it).
-        policy_version: it acts with, or has published.
-        began_env_steps, began_updates: of the run, when training began; a learner's, None before.
-        forgotten_env_steps: of actors whose files are gone; a learner's.
+        state: one of STATES. note: the reason for waiting, or the last error.
+        env_steps: number that it collected (with role "both", those of the whole run up to it).
+        policy_version: version that it acts with, or has published.
+        began_env_steps, began_updates: counters of the run when training began, in a learner; None before.
+        forgotten_env_steps: env steps of actors with deleted files, in a learner.
         buffer: folder with the trajectories (`.../buffer`).
         machine: see machine_id. modified: unix seconds, by the clock of the file system.
-        life: "alive"; "ended" after it said so; "dead" if it went without a word. A process of this machine
-            is dead when the process table says so, one of another when `modified` is 30 s ago.
+        life: "alive"; "ended" after it reported its end; "dead" if it ended without a report. A process of
+            this machine is dead if it is not in the process table; one of another machine, if `modified` is
+            30 s ago.
     """
 
     id: str
@@ -298,7 +300,7 @@ class Heartbeat:
 
     @property
     def is_alive(self) -> bool:
-        """True while the process is at work, as far as one can tell."""
+        """True while the process is at work, as far as is known."""
         return self.life == "alive"
 
 
@@ -327,13 +329,13 @@ def read_heartbeats(run_dir: Path) -> list[Heartbeat]:
 
 @dataclass(frozen=True)
 class Pace:
-    """What a learner reports to its actors.
+    """Report of a learner to its actors.
 
     Attributes:
-        learner: its heartbeat.
-        env_steps: of the whole run, as far as the learner has counted them.
+        learner: heartbeat of the learner.
+        env_steps: env steps of the whole run, as far as the learner has counted them.
         counted: the share of each actor that has not ended, by its id.
-        num_actors: how many actors are at work.
+        num_actors: number of actors at work.
     """
 
     learner: Heartbeat
@@ -343,7 +345,7 @@ class Pace:
 
 
 def write_pace(run_dir: Path, learner: Mapping[str, Any], beats: Sequence[Heartbeat]) -> None:
-    """Replace pace.json. learner: the record of its heartbeat. beats: of the run. Raises: OSError."""
+    """Replace pace.json. learner: record of its heartbeat. beats: those of the run. Raises: OSError."""
     actors = [beat for beat in beats if beat.role == "actor"]
     content = {
         **learner,
@@ -368,7 +370,7 @@ def read_pace(run_dir: Path) -> Pace | None:
 
 
 def newest_learner(beats: Iterable[Heartbeat]) -> Heartbeat | None:
-    """The learner of the run, be it dead; None if there never was one. beats: oldest process first."""
+    """The learner of the run, even if dead; None if there never was one. beats: oldest process first."""
     return next((b for b in reversed(list(beats)) if b.role != "actor" and b.rank == 0), None)
 
 
@@ -395,10 +397,10 @@ def _beat(raw: Any, path: Path, modified: float) -> Heartbeat:
 
 
 def _runs_here(pid: int, seen: float) -> bool:
-    """Whether a process of this machine runs that was there when last `seen`: its number may be used again.
+    """True if the process of this machine last seen at `seen` still runs; its number may have been reused.
 
-    When the clock of the machine is set, by what a process began later changes as well. So that is compared
-    with its last heartbeat and not with its first.
+    The start time of the process is compared with its last heartbeat, not its first, because it changes when
+    the clock of the machine is set.
     """
     try:
         process = psutil.Process(pid)
@@ -414,7 +416,7 @@ def _runs_here(pid: int, seen: float) -> bool:
 def machine_id() -> str:
     """Name of the space in which process numbers are unique: one boot of one machine or container.
 
-    Host names do not do: two containers of one name may share a file system.
+    Host names are not enough: two containers of one name may share a file system.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

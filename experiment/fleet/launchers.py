@@ -54,9 +54,10 @@ def import_extra(package: str, extra: str) -> Any:
 def connect_ray(address: str) -> Any:
     """The module ray, with this process connected to the cluster at `address`.
 
-    Raises: ImportError if Ray is not installed, ConnectionError if there is no such cluster.
+    Raises: ImportError if Ray is not installed, ConnectionError if the cluster cannot be reached.
     """
-    # Read when Ray is imported or a local cluster begins; lines of several actors are no repetition.
+    # These variables are read when Ray is imported or a local cluster begins. Lines of several actors must
+    # not be merged as repetitions.
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0")
     ray = import_extra("ray", "ray")
     try:
@@ -76,14 +77,14 @@ def connect_ray(address: str) -> Any:
 class SlurmJob:
     """A Slurm job: the command line of the library with these words.
 
-    Slurm's warning before a job is preempted or runs into its time limit ends it as SIGTERM would; the
-    learner saves a checkpoint, and the job, queued again, continues from there.
+    Slurm's warning before preemption or the time limit ends the job like SIGTERM: the learner saves a
+    checkpoint, and the job is queued again and continues from there.
 
     Attributes:
-        main: of the command line.
-        words: its arguments; of an actor or a learner.
+        main: function of the command line.
+        words: its arguments, for an actor or a learner.
         run_dir: folder of the run.
-        folder: to start in.
+        folder: folder to start in.
         finished_before: learners that had finished at submission, by the ids of their heartbeats. An actor
             that starts only after the learner of this submission has finished has nothing to do.
         environment: variables to set, such as TOKEN_VARIABLE.
@@ -111,7 +112,7 @@ class SlurmJob:
 
         signal.signal(signal.SIGUSR2, on_warning)
         try:
-            # The actors are jobs of their own.
+            # The actors are separate jobs.
             status = self.main(self.words, pool=lambda *_: contextlib.nullcontext(), program=_SLURM_PROGRAM)
         except SystemExit as stopped:
             status = stopped.code if isinstance(stopped.code, int) else 1
@@ -120,7 +121,7 @@ class SlurmJob:
         return status
 
     def checkpoint(self) -> Any:
-        """The job to queue instead of this one."""
+        """The job to queue again."""
         from submitit.helpers import DelayedSubmission
 
         words = [word for word in self.words if word != "--resume"]
@@ -134,7 +135,7 @@ class SlurmJob:
 
 
 def finished_learners(run_dir: Path) -> frozenset[str]:
-    """Learners that did all there was to do, by the ids of their heartbeats."""
+    """Learners that finished all their work, by the ids of their heartbeats."""
     beats = read_heartbeats(run_dir)
     return frozenset(beat.id for beat in beats if beat.role != "actor" and beat.state == "finished")
 
@@ -152,13 +153,13 @@ def submit(
     """Submit the learner and an array of actors; returns their jobs, the learner's first.
 
     Args:
-        main: of the command line.
+        main: function of the command line.
         spec: words of the learner, and number and words of its actors.
         run_dir: folder of the run.
-        cluster: "slurm", or "local" for submitit's stand-in on this machine, to try things.
+        cluster: "slurm", or "local" for submitit's substitute on this machine, for tests.
         common: parameters of `submitit.AutoExecutor` for every job.
-        learner: further ones for the learner's job.
-        actor: further ones for those of actors.
+        learner: further parameters for the learner's job.
+        actor: further parameters for the jobs of actors.
 
     Raises: ImportError if submitit is not installed.
     """
@@ -184,9 +185,9 @@ def submit(
 def ray_pool(
     ctx: RunContext, spec: ActorSpec, *, address: str, num_cpus: float, num_gpus: float
 ) -> ActorSupervisor:
-    """Actors on the Ray cluster at `address`, each with so many CPUs and GPUs.
+    """Actors on the Ray cluster at `address`, each with this many CPUs and GPUs.
 
-    They are managed by a separate process, because Ray's threads and a learner that forks do not go together.
+    A separate process manages them, because Ray's threads do not work together with a learner that forks.
     """
     spec = replace(spec, device="cuda" if num_gpus else spec.device)
     settings = {
@@ -212,11 +213,11 @@ def supervise_actor(
     Args:
         index: number of the actor.
         words: its arguments.
-        folder: working directory, like the next one on the shared file system.
+        folder: working directory, on the shared file system like run_dir.
         run_dir: folder of the run.
         environment: variables to set for the process, TOKEN_VARIABLE among them.
 
-    Returns: why it cannot continue.
+    Returns: the reason why it cannot continue.
     """
     try:
         check_folder(Path(run_dir), environment[TOKEN_VARIABLE])
@@ -267,7 +268,7 @@ def run_pool(
 
 
 def _reason(ray: Any, task: Any) -> str:
-    """Why a task of `supervise_actor` has ended."""
+    """The reason why a task of `supervise_actor` has ended."""
     try:
         return str(ray.get(task))
     except ray.exceptions.RayError as error:

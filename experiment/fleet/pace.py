@@ -6,14 +6,15 @@ With U updates and S env steps since training began, ratio R, tolerance e and E 
 
     the learner waits while  U > R S + e max(R S, E),      actors wait while  U < R S - e max(R S, E).
 
-(Relative to one epoch at first: a share of next to nothing would make them wait for each other after every
-step.) Both at once would need U > U, so with equal knowledge one of them can always proceed. What they know
-may be old, but while both wait nothing changes, and two heartbeats later it is equal. So there is no deadlock
-in any order of starts; what may happen is that one waits for processes that are gone, and it says so.
-Waiting never depends on who is thought to be alive, on which processes with other clocks may not agree.
+(At first the tolerance is relative to one epoch: a share of a small number would make them wait for each
+other after every step.) Both conditions at once would need U > U, so with equal knowledge one of them can
+always proceed. Their knowledge may be old, but while both wait nothing changes, and two heartbeats later it
+is equal. So a deadlock is impossible in any order of starts. A process may wait for others that are gone, and
+then reports it. Waiting never depends on which processes seem alive, because processes with different clocks
+may disagree on that.
 
-The env steps of the run are the sum over the heartbeats of all actors that ever were. Only the learner
-deletes such a file, a day after its process ended, and adds what it held to a number in its own heartbeat.
+The env steps of the run are the sum over the heartbeats of all actors so far. Only the learner deletes such a
+file, a day after its process ended, and adds its env steps to a number in its own heartbeat.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from .heartbeat import Heartbeat, Pace, newest_learner, read_heartbeats, read_pa
 from .shared_folder import SHARED, location_of
 
 DELETE_AFTER_S = 24 * 3600.0  # files of processes that ended longer ago are deleted
-WAIT_S = 0.2  # between two checks by a process that waits
+WAIT_S = 0.2  # interval between two checks by a process that waits
 POLL_S = 0.5  # longest time between two reads of the learner's report by an actor
 MIN_POLL_GAP_S = 0.05  # shortest time between two of them
 REMIND_S = 30.0
@@ -45,7 +46,7 @@ _logger = logging.getLogger("loxodon")
 
 @dataclass(frozen=True)
 class Ratio:
-    """The update-to-data ratio and how far off it may be.
+    """The update-to-data ratio and its tolerance.
 
     tolerance: share of the updates made so far, but at least of epoch_updates.
     """
@@ -55,47 +56,49 @@ class Ratio:
     epoch_updates: int
 
     def updates_allowed(self, env_steps: int, updates: int) -> int:
-        """How many more updates may begin; 0 if the learner has to wait."""
+        """Number of updates that may still begin; 0 if the learner has to wait."""
         due = self.value * env_steps
         most = due + self.tolerance * max(due, self.epoch_updates)
         return 0 if updates > most else int(most) - updates + 1
 
     def env_steps_allowed(self, env_steps: int, updates: int) -> int:
-        """How many more env steps all actors together may take; 0 if they have to wait."""
+        """Number of env steps that all actors together may still take; 0 if they have to wait."""
         slack = self.tolerance * self.epoch_updates
         most = max(updates / (1 - self.tolerance), updates + slack) / self.value
         return 0 if env_steps > most else int(most) - env_steps + 1
 
     def updates_due(self, env_steps: int, updates: int) -> int:
-        """Updates that are missing to the ratio itself."""
+        """Number of updates missing to the ratio itself."""
         return max(0, int(self.value * env_steps + 1e-6) - updates)
 
 
 @gin.configurable(allowlist=["tolerance", "actor_processes"])
 class ReplayRatio:
-    """Counts what all actors collect, and makes learner and actors wait for each other.
+    """Counts the env steps of all actors, and makes learner and actors wait for each other.
 
     The main process of a learner aggregates the counters: it adds up the actors' env steps, decides how many
-    updates may be made, and publishes in its heartbeat when training began. An actor compares the steps of
-    all actors with that. In mode "both" nobody waits: the ratio sets the number of updates of each epoch.
+    updates may be made, and publishes the start of training in its heartbeat. An actor compares the steps of
+    all actors with that. In mode "both" there is no waiting: the ratio sets the number of updates of each
+    epoch.
 
     Args:
-        ctx: of the run.
-        process_id: name of this process, that of its heartbeats.
-        ratio: gradient updates per env step, all actors together; None counts and lets everybody go on.
-        epoch_updates: updates of an epoch.
-        batches_per_update: number of batches in one.
+        ctx: context of the run.
+        process_id: name of this process in its heartbeats.
+        ratio: gradient updates per env step of all actors together; None counts without any waiting.
+        epoch_updates: number of updates in an epoch.
+        batches_per_update: number of batches in an update.
         warm_up: env steps of all actors before a learner begins to train.
-        is_over: says whether the learner has published its last policy and this process has yet to see it.
-        tolerance: how far off the ratio learner and actors may be before one waits, as a share of the updates
-            so far (at least of an epoch's). In [0, 1).
+        is_over: returns True if the learner has published its last policy and this process has yet to load
+            it.
+        tolerance: deviation from the ratio at which learner or actors wait, as a share of the updates so far
+            (at least of an epoch's). In [0, 1).
         actor_processes: collecting processes of the run, which share schedules of exploration; set by
             --actors.
 
     Attributes:
-        env_steps: collected by this process; in mode "both" by the run.
+        env_steps: number collected by this process; in mode "both" by the run.
 
-    Raises: ValueError or TypeError if tolerance or actor_processes cannot be.
+    Raises: ValueError or TypeError for an invalid tolerance or actor_processes.
     """
 
     def __init__(
@@ -125,19 +128,21 @@ class ReplayRatio:
         self._beats: list[Heartbeat] = []
         self._began_at: tuple[int, int] | None = None  # env steps of all and updates, when training began
         self._forgotten = 0  # env steps of actors whose heartbeats are gone
-        # What a process of mode "both" collects, its ranks do, too.
+        # In mode "both", all ranks collect as much as this process.
         self._num_collecting = ctx.accelerator.num_processes if ctx.role.does_both else 1
-        self._epoch_env_steps = 0  # of the running epoch
-        self._updates_left = 0  # that may be made without another look
-        self._env_steps_left, self._poll_at_s = 0.0, 0.0  # that may be taken without one; when to look anyway
-        self._seen_s, self._warned_s = time.monotonic(), -math.inf  # the learner; of its absence
-        self._waited_s = 0.0  # since the figures were asked for
+        self._epoch_env_steps = 0  # env steps in the running epoch
+        self._updates_left = 0  # updates before the next check
+        # Env steps before the next check; time of a check in any case.
+        self._env_steps_left, self._poll_at_s = 0.0, 0.0
+        # Time when the learner was last seen; time of the last warning about its absence.
+        self._seen_s, self._warned_s = time.monotonic(), -math.inf
+        self._waited_s = 0.0  # seconds since the last call of `figures`
         self._has_reported_waiting = False
 
     # ---- called by every process ----
 
     def begin(self) -> None:
-        """`learn` begins: everything is built, and loaded if the run goes on."""
+        """`learn` begins: everything is built, and loaded if the run is resumed."""
         progress, self._seen_s = self.ctx.progress, time.monotonic()
         if self.ctx.role.does_both:
             self.env_steps = progress.env_steps
@@ -151,17 +156,17 @@ class ReplayRatio:
         if not self._aggregates:
             return
         others = [beat for beat in read_heartbeats(self.ctx.run_dir) if beat.id != self.process_id]
-        if progress.epoch == progress.gradient_steps == 0:  # of a name that an earlier run may have had
+        if progress.epoch == progress.gradient_steps == 0:  # an earlier run may have had the same name
             for beat in others:
                 if not beat.is_alive:
                     _delete(beat)
-        elif (earlier := newest_learner(others)) is not None:  # take over what it has counted
+        elif (earlier := newest_learner(others)) is not None:  # take over its count
             self._forgotten = max(self._forgotten, earlier.forgotten_env_steps)
         self._count()
         self._publish()
 
     def begin_epoch(self) -> None:
-        """An epoch begins: tell which, and count what all actors collected so far."""
+        """An epoch begins: report its number, and count the env steps that all actors collected so far."""
         self.ctx.status.put(epoch=self.ctx.progress.epoch)
         self._epoch_env_steps = 0
         if self._aggregates:
@@ -169,7 +174,7 @@ class ReplayRatio:
             self._delete_old_heartbeats()
 
     def figures(self) -> dict[str, float]:
-        """The ratio so far, and how long this process has waited since it was last asked."""
+        """The ratio so far, and how long this process has waited since the last call."""
         waited_s, self._waited_s = self._waited_s, 0.0
         if self.ratio is None:
             return {}
@@ -182,23 +187,23 @@ class ReplayRatio:
         return {**ratio, "time/wait_for_actors_s": waited_s}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to remember; nothing in a process that does not aggregate the counters."""
+        """State for a checkpoint; empty in a process that does not aggregate the counters."""
         if not self._aggregates:
             return {}
         return {"env_steps": self._counted(read_heartbeats(self.ctx.run_dir)), "began_at": self._began_at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint: the beginning of training is restored, env steps counted since stay."""
+        """Resume from a checkpoint: the beginning of training is restored, env steps counted since stay."""
         if state and self._aggregates:
             began_at = state["began_at"]
             self._began_at = None if began_at is None else (int(began_at[0]), int(began_at[1]))
             known = self._counted(read_heartbeats(self.ctx.run_dir))
-            self._forgotten += max(0, state["env_steps"] - known)  # in a copy of the folder without status/
+            self._forgotten += max(0, state["env_steps"] - known)  # for a copy of the folder without status/
 
-    # ---- called where env steps are taken ----
+    # ---- calls where env steps are taken ----
 
     def after_env_steps(self, num_steps: int) -> None:
-        """This process has taken so many env steps; an actor waits if the learner is too far behind."""
+        """Count env steps that this process has taken; an actor waits if the learner is too far behind."""
         num_steps *= self._num_collecting
         self.env_steps += num_steps
         self._epoch_env_steps += num_steps
@@ -217,7 +222,7 @@ class ReplayRatio:
             self._env_steps_left, self._poll_at_s = math.inf, time.monotonic() + POLL_S
 
     def _warn_without_learner(self, pace: Pace | None) -> None:
-        """Warn repeatedly while there is no learner in this folder that an actor could follow."""
+        """Warn repeatedly while an actor finds no learner in this folder."""
         if pace is not None and (pace.learner.is_alive or pace.learner.state == "finished"):
             self._seen_s = time.monotonic()
         elif self._should_warn():
@@ -240,7 +245,7 @@ class ReplayRatio:
         return True
 
     def _await_learner(self, ratio: Ratio) -> None:
-        """See how many steps may be taken until the next look; wait while it is none."""
+        """Update the number of steps until the next check; wait while it is 0."""
         start_s, waits = time.monotonic(), False
         if (early_s := self._poll_at_s - POLL_S + MIN_POLL_GAP_S - start_s) > 0:
             time.sleep(early_s)  # close to the limit, few steps are allowed at a time
@@ -256,14 +261,14 @@ class ReplayRatio:
         self._poll_at_s = time.monotonic() + POLL_S
 
     def _env_steps_allowed(self, ratio: Ratio) -> float:
-        """How many env steps this process may take before the next look.
+        """Number of env steps that this process may take before the next check.
 
-        0 means that env steps are far ahead of updates. What is left is shared by the actors at work, so it
-        does not matter how fast one is between two looks.
+        0 means that env steps are far ahead of updates. The remaining steps are shared by the actors at work,
+        so their speed between two checks does not matter.
 
-        Before training, actors wait once they have taken `warm_up` steps, unless the learner lacks data all
-        the same. Before there is a learner, and after it has finished, nobody waits. One that is dead is
-        waited for: it will be started again, and has fallen behind enough.
+        Before training, actors wait once they have taken `warm_up` steps, unless the learner still lacks
+        data. There is no waiting before a learner starts, nor after it has finished. Actors do wait for a
+        dead learner: it is expected to restart, and is already behind.
         """
         pace = read_pace(self.ctx.run_dir)
         self._warn_without_learner(pace)
@@ -292,10 +297,10 @@ class ReplayRatio:
                 "Start it again with --resume."
             )
 
-    # ---- called where updates are made, by all processes of a learner together ----
+    # ---- calls where updates are made, by all processes of a learner together ----
 
     def is_warm(self) -> bool:
-        """Whether actors have collected as much as mode "both" has when it begins to train."""
+        """True if actors have collected as much as mode "both" has when it begins to train."""
         return self.ratio is None or from_main(
             lambda: self._count() >= self.warm_up or self._began_at is not None, self.ctx.accelerator
         )
@@ -303,8 +308,8 @@ class ReplayRatio:
     def batches(self, planned: int) -> int:
         """Number of batches this epoch trains on. From here on, env steps and updates count for the ratio.
 
-        With a ratio in mode "both": as many as are missing to `ratio` times the env steps since training
-        began, those of its first epoch included. Otherwise `planned`.
+        With a ratio in mode "both", the number is that missing to `ratio` times the env steps since training
+        began, including those of its first epoch. Otherwise it is `planned`.
         """
         if (ratio := self.ratio) is None:
             return planned
@@ -321,7 +326,7 @@ class ReplayRatio:
         return True
 
     def _await_actors(self, ratio: Ratio) -> bool:
-        """Wait until there is an update to make, which is often at once; False if asked to stop."""
+        """Wait until there is an update to make, often not at all; False if asked to stop."""
         start_s, reminded_s = time.monotonic(), -math.inf
 
         def allowed() -> int:
@@ -334,7 +339,7 @@ class ReplayRatio:
             if time.monotonic() - reminded_s > REMIND_S:
                 reminded_s = time.monotonic()
                 if self._aggregates and not any(b.is_alive and b.role == "actor" for b in self._beats):
-                    self.ctx.console.say(  # otherwise, waiting is the ratio's way of working
+                    self.ctx.console.say(  # otherwise, waiting is normal with a ratio
                         f"Waiting for env steps, as Experiment.replay_ratio = {ratio.value} asks, and no "
                         f"actor is running (start --mode collect) that sees {location_of(self.ctx.run_dir)}."
                     )
@@ -360,7 +365,7 @@ class ReplayRatio:
         return self._forgotten + sum(beat.env_steps for beat in beats if beat.role == "actor")
 
     def _count(self) -> int:
-        """Read all heartbeats; returns the env steps of the run, which a learner has from nowhere else."""
+        """Read all heartbeats; returns the env steps of the run, which a learner cannot know otherwise."""
         self._beats = read_heartbeats(self.ctx.run_dir)
         progress, counted = self.ctx.progress, self._counted(self._beats)
         if self.ctx.role.does_both:
@@ -369,7 +374,7 @@ class ReplayRatio:
         return counted
 
     def count_env_steps(self) -> int:
-        """Env steps so far of all that collect for the run; asked in the main process of a learner."""
+        """Env steps so far of all collecting processes; called in the learner's main process."""
         return max(self._count(), self.ctx.progress.env_steps)
 
     def _since_began(self) -> tuple[int, int]:
@@ -379,8 +384,8 @@ class ReplayRatio:
         return env_steps - first[0], updates - first[1]
 
     def _begin_training(self, ratio: Ratio) -> int:
-        """Begin to count if that has not begun; returns the updates missing to the ratio."""
-        if self._began_at is None:  # what was collected before this epoch is no debt
+        """Start counting on the first call; returns the number of updates missing to the ratio."""
+        if self._began_at is None:  # steps collected before training started do not count
             self._began_at = self._count() - self._epoch_env_steps, self.ctx.progress.gradient_steps
             self._publish()
         return ratio.updates_due(*self._since_began())
@@ -395,7 +400,7 @@ class ReplayRatio:
 
 
 def _delete(beat: Heartbeat) -> bool:
-    """Delete a process's file; False in a folder that cannot be written to, which is told of elsewhere."""
+    """Delete a process's file; False in a read-only folder, which is reported elsewhere."""
     with contextlib.suppress(OSError):
         beat.path.unlink(missing_ok=True)
         return True

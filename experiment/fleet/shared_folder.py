@@ -1,7 +1,7 @@
 """Check that all processes of a run see the same run folder: each is started with a token from that folder.
 
-All that processes of a run have in common is a folder. Two machines that do not share a file system, or mount
-it elsewhere, each have a folder of that name, and an actor in the wrong one would collect for nobody.
+The processes of a run share only a folder. Two machines that do not share a file system, or mount it
+elsewhere, each have a folder of that name, and an actor in the wrong one would collect in vain.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ..process.files import write_text
 from .heartbeat import STATUS_FOLDER
 
 TOKEN_VARIABLE = "LOXODON_RUN_FOLDER"  # environment variable of processes that were started for a run
-VISIBLE_WITHIN_S = 8.0  # a file that another machine has written is visible here after this time
+VISIBLE_WITHIN_S = 8.0  # time after which a file written by another machine is visible here
 SHARED = "set Experiment.ckpt_base_dir to a folder on a file system that all machines share"
 _TOKEN = "token"
 _POLL_S = 0.2
 
 
 def location_of(folder: Path) -> str:
-    """`host:/absolute/path`, which shows where a folder is when two machines disagree."""
+    """`host:/absolute/path`, which shows the place of a folder when two machines disagree."""
     return f"{socket.gethostname()}:{folder.expanduser().resolve()}"
 
 
@@ -41,9 +41,9 @@ def check_folder(run_dir: Path, expected: str | None) -> None:
 
     Args:
         run_dir: the run's folder as this process finds it.
-        expected: what `write_token` returned in the process that started the run; None skips the check.
+        expected: the result of `write_token` in the process that started the run; None skips the check.
 
-    Raises: ConfigError if the token is not there within VISIBLE_WITHIN_S.
+    Raises: ConfigError if the token does not appear within VISIBLE_WITHIN_S.
     """
     if expected is None:
         return

@@ -24,12 +24,12 @@ from types import TracebackType
 from ..process.exits import CONFIG_ERROR
 
 PARENT = "LOXODON_PARENT"  # environment variable: id of the process with which an actor ends
-GRACE_S = 10.0  # between SIGTERM and SIGKILL
+GRACE_S = 10.0  # seconds between SIGTERM and SIGKILL
 _PARENT_POLL_S = 0.5
-_KEPT_LOGS = 5  # of earlier runs, per actor
+_KEPT_LOGS = 5  # number of earlier logs per actor
 _TAIL_LINES = 15
-# Held while a process is started, so that the other threads fork none meanwhile: a copy of this process that
-# is made just then, such as an environment worker, would keep open the pipe on which Popen waits.
+# Held while a process is started, so that other threads do not fork meanwhile: a copy of this process made at
+# that time, such as an environment worker, would keep open the pipe on which Popen waits.
 _STARTING = threading.Lock()
 os.register_at_fork(
     before=_STARTING.acquire, after_in_parent=_STARTING.release, after_in_child=_STARTING.release
@@ -38,13 +38,13 @@ os.register_at_fork(
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """When an actor is restarted, and when it is given up. Durations in seconds.
+    """Rules for restarting an actor and for giving it up. Durations are in seconds.
 
     min_backoff_s, max_backoff_s: delay before a restart; it doubles with each exit within `healthy_s` of the
         start.
     healthy_s: an actor that has run this long counts as healthy again.
-    max_failures: an actor is given up after so many failures in a row, each within `healthy_s` of its start.
-        An exit by SIGTERM or SIGKILL is not a failure of the actor.
+    max_failures: an actor is given up after this many failures in a row, each within `healthy_s` of its
+        start. An exit by SIGTERM or SIGKILL is not a failure of the actor.
     """
 
     min_backoff_s: float = 1.0
@@ -62,10 +62,10 @@ class _Actor:
     index: int
     log: Path
     process: subprocess.Popen[bytes] | None = None
-    start_s: float = 0.0  # monotonic; of the running process, or of the next one
+    start_s: float = 0.0  # monotonic; start of the running process, or of the next one
     num_starts: int = 0
-    num_short_runs: int = 0  # in a row
-    num_failures: int = 0  # in a row
+    num_short_runs: int = 0  # number in a row
+    num_failures: int = 0  # number in a row
     is_given_up: bool = False
 
 
@@ -75,19 +75,19 @@ class ActorSupervisor:
 
     Args:
         command: program and arguments, the same for every actor.
-        num_actors: how many.
-        first_index: number of the first one. name: what they are called in logs and lines.
-        log_folder: gets `<name>_<i>.log`; those of earlier runs are kept as `<name>_<i>.1.log`, the newest,
-            to `<name>_<i>.5.log`.
-        environment: of the actors.
+        num_actors: number of actors.
+        first_index: number of the first one. name: name of the actors in logs and lines.
+        log_folder: gets `<name>_<i>.log`; logs of earlier runs are kept as `<name>_<i>.1.log` (the newest) to
+            `<name>_<i>.5.log`.
+        environment: environment variables of the actors.
         say: prints a line.
         should_stop: polled; once it is True, the actors are terminated.
         may_start: polled; the actors are started once it is True.
         on_failure: called (by the supervising thread) when no actor is left.
-        restart_policy: when an actor is restarted and when it is given up.
+        restart_policy: rules for restarting an actor and for giving it up.
 
     Attributes:
-        failure: why no actor is left, with the end of a log; None while all is well.
+        failure: reason why no actor is left, with the end of a log; None otherwise.
     """
 
     command: Sequence[str]
@@ -129,7 +129,7 @@ class ActorSupervisor:
             for process in self._running():
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(max(deadline_s - time.monotonic(), 0.0))
-        finally:  # also when a second Ctrl-C ends the waiting
+        finally:  # also if a second Ctrl-C ends the waiting
             for actor in self._actors:
                 if actor.process is not None:
                     kill_group(actor.process.pid)
@@ -145,7 +145,7 @@ class ActorSupervisor:
                     return
                 for actor in self._actors:
                     self._check(actor)
-        except OSError as error:  # a full disk, or a program that is gone
+        except OSError as error:  # a full disk, or a missing program
             self._fail(
                 f"An actor could not be started: {error}. Fix: make sure that {self.command[0]} can run."
             )
@@ -159,7 +159,7 @@ class ActorSupervisor:
             return
         status = actor.process.poll()
         if status is not None:
-            kill_group(actor.process.pid)  # its environment workers
+            kill_group(actor.process.pid)  # includes its environment workers
             actor.process = None
             self._handle_exit(actor, status)
 
@@ -183,7 +183,7 @@ class ActorSupervisor:
         self.say(f"{self.name} {actor.index} started{again}: process {actor.process.pid}, log {actor.log}")
 
     def _handle_exit(self, actor: _Actor, status: int) -> None:
-        """Decide whether and when an actor that has exited is started again."""
+        """Decide if and when to restart an actor that has exited."""
         uptime_s = time.monotonic() - actor.start_s
         was_short = uptime_s < self.restart_policy.healthy_s
         is_failure = status not in (0, -signal.SIGTERM, -signal.SIGKILL)
@@ -246,7 +246,7 @@ def _exit_with(parent: int) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """Kill a process that leads a process group, and whatever it has started; gone ones are ignored."""
+    """Kill a process that leads a process group, and all its children; missing ones are ignored."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
@@ -259,7 +259,7 @@ def _describe(status: int) -> str:
 
 
 def _rotate_logs(path: Path) -> None:
-    """actor_0.log becomes actor_0.1.log, that becomes actor_0.2.log, and so on; the oldest goes."""
+    """Rename actor_0.log to actor_0.1.log, that to actor_0.2.log, and so on; the oldest is deleted."""
     names = [path, *(path.with_suffix(f".{i}.log") for i in range(1, _KEPT_LOGS + 1))]
     for older, newer in reversed(list(zip(names[1:], names, strict=False))):
         if newer.exists():

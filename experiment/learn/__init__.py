@@ -1,1 +1,1 @@
-"""What an epoch does with stored trajectories: updates, the optimizer behind them, and pre-training."""
+"""Learning from stored trajectories: updates, the optimizer behind them, and pre-training."""

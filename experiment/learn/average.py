@@ -1,4 +1,4 @@
-"""A moving average of an agent's weights, which acts instead of the newest ones."""
+"""A moving average of an agent's weights that acts instead of the newest weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from ...agents import BaseAgent, OnPolicyAgent
 from ..process.ranges import check_number
 
-_WINDOW = 10.0  # the growing window covers about one in so many updates
+_WINDOW = 10.0  # the growing window is about one tenth of the updates since the start
 
 
 @gin.configurable(denylist=["agent"])
@@ -23,20 +23,21 @@ class WeightAverage:
         average_n = average_{n-1} + share_n (w_n - average_{n-1})
         share_n   = max(rate, 10 / (10 + max(n - start_after_updates, 0)))
 
-    So the average equals the newest weights for `start_after_updates` updates, then covers about the last
+    So the average equals the newest weights for `start_after_updates` updates. Then it covers about the last
     tenth of all updates since, and in the end the last 1 / rate updates.
 
-    Reason: the policy of the newest weights can lose within some updates what it had learned, and learn it
-    again; the average does so less.
+    Reason: the policy of the newest weights oscillates: it can lose a skill within a few updates, and learn
+    it again. The average does so less.
     Off: `Learner.weight_average = None`.
     Effect: none in short runs (docs/algorithm.md); it was added for CartPole-v1.
     Source: Polyak & Juditsky 1992; the growing window is polynomial-decay averaging, Shamir & Zhang 2013,
         arXiv:1212.1824.
 
     Args:
-        agent: on its device, before the first update.
+        agent: the agent, on its device, before the first update.
         rate: smallest share that an update has in the average, above 0 and at most 1.
-        start_after_updates: updates in which the average is the newest weights, since most changes in them.
+        start_after_updates: number of first updates, with the largest changes, in which the average equals
+            the newest weights.
     Raises: TypeError or ValueError for a number that cannot be; ValueError for an agent that learns only from
         what its own weights have done.
     """
@@ -65,16 +66,16 @@ class WeightAverage:
 
     @property
     def acting(self) -> BaseAgent:
-        """The average; the agent itself where there was no update yet."""
+        """The average; the agent itself before the first update."""
         return self.averaged if self.num_updates else self.agent
 
     def restart(self) -> None:
-        """Begin anew, because the agent's weights were loaded."""
+        """Start again, because the agent's weights were loaded."""
         self.num_updates = 0
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Take in the weights of one update, after it."""
+        """Add the weights after one update."""
         averaged_updates = max(self.num_updates - self.start_after_updates, 0)
         share = max(self.rate, _WINDOW / (_WINDOW + averaged_updates))
         torch._foreach_lerp_(list(self.averaged.parameters()), list(self.agent.parameters()), share)
@@ -87,6 +88,6 @@ class WeightAverage:
         return {"weights": self.averaged.state_dict(), "num_updates": self.num_updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what state_dict returned."""
+        """Restore the result of state_dict."""
         self.averaged.load_state_dict(state["weights"])
         self.num_updates = int(state["num_updates"])

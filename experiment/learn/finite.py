@@ -19,7 +19,7 @@ from ..process.files import atomic_write
 def bad_losses(found: Mapping[str, Any], names: Mapping[str, str], agent: nn.Module) -> list[str]:
     """One clause for each loss term of a batch that is not finite.
 
-    found: what `compute_loss` returned. names: of the terms, by the names of their means in `found`.
+    found: the result of `compute_loss`. names: names of the terms, by the names of their means in `found`.
     """
     values = {name: float(found[mean].detach()) for mean, name in names.items()}
     return [
@@ -30,7 +30,7 @@ def bad_losses(found: Mapping[str, Any], names: Mapping[str, str], agent: nn.Mod
 
 
 def _place_in_term(found: Mapping[str, Any], name: str, agent: nn.Module) -> str:
-    """Where a term is not finite; empty if compute_loss returned only its mean."""
+    """Position in a term that is not finite; empty if compute_loss returned only its mean."""
     terms = found.get("terms")
     losses = {} if terms is None else {"actor": terms.actor, "critic": terms.critic, **terms.extra}
     if name not in losses:
@@ -40,7 +40,7 @@ def _place_in_term(found: Mapping[str, Any], name: str, agent: nn.Module) -> str
     if not bad.any():
         return ", although it is finite at every timestep"
     place = f"first at {_first(bad)}"
-    discounts = getattr(agent, "discounts", None)  # (G, 1), of agents with several
+    discounts = getattr(agent, "discounts", None)  # (G, 1), for agents with several
     if name in masks and discounts is not None:
         affected = bad.any(dim=tuple(range(bad.dim() - 2)))
         if affected.shape == discounts.shape:
@@ -58,7 +58,7 @@ def bad_fields(batch: Any) -> list[str]:
 
 
 def _named_tensors(batch: Any) -> Iterator[tuple[str, Tensor]]:
-    unknown = "log_probs" if isinstance(batch, Batch) else ""  # NaN where files do not have them
+    unknown = "log_probs" if isinstance(batch, Batch) else ""  # NaN in files without them
     for name, value in vars(batch).items():
         if isinstance(value, dict):
             yield from ((f"{name}[{key!r}]", part) for key, part in value.items())
@@ -76,9 +76,9 @@ def _first(bad: Tensor) -> str:
 
 
 def bad_weights(agent: nn.Module) -> list[str]:
-    """The names of parameters and statistics that are not finite, and of other stored buffers with NaN.
+    """Names of parameters and statistics that are not finite, and of other stored buffers with NaN.
 
-    Such a buffer may hold infinity on purpose, as a causal mask does.
+    Such a buffer may hold infinity on purpose, for example a causal mask.
     """
     statistics = [m for m in agent.modules() if isinstance(m, RunningStatistics)]
     finite = {id(x) for x in agent.parameters()} | {id(x) for m in statistics for x in m.buffers()}

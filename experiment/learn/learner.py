@@ -35,13 +35,13 @@ AnyBatch = Batch | RolloutBatch
 EditMask = Callable[[Any, Tensor, Tensor], Tensor]
 EditExtraMask = Callable[[Any, str, Tensor, Tensor], Tensor]
 ReportPriorities = Callable[[npt.NDArray[np.int64], npt.NDArray[Any]], None]
-_SETTINGS = ("initial_lr", "weight_decay", "eps", "prefix")  # of a group of parameters
+_SETTINGS = ("initial_lr", "weight_decay", "eps", "prefix")  # settings of a parameter group
 BeforeStep = Callable[[Sequence[Mapping[str, Any]]], bool]
 PEAK_SHARE = 0.9
-"""Share of the largest TD error in a window's priority; the mean has the rest (eta of R2D2)."""
+"""Weight of the largest TD error in a window's priority; the mean has the rest (eta of R2D2)."""
 _LOG_NAMES = {"Loss": "loss", "Actor Loss": "actor_loss", "Critic Loss": "critic_loss"}
 _MASKS = ("Actor Mask", "Critic Mask")
-_EXTRA, _EXTRA_MASK = "{}_loss", "{}_mask"  # the mean and the mask of an extra term, by its name
+_EXTRA, _EXTRA_MASK = "{}_loss", "{}_mask"  # names of the mean and the mask of an extra term
 _ON_NAN = ("stop", "stop_at_once", "skip")
 _FIND_FIRST = (
     "run again, with --resume if there is a checkpoint, and with Learner.on_nan = 'stop_at_once', which "
@@ -58,13 +58,13 @@ def masked_losses(
     edit_critic_mask: EditMask | None = None,
     edit_extra_mask: EditExtraMask | None = None,
 ) -> dict[str, Any]:
-    """Means of an agent's losses where the masks are True, what `Experiment.compute_loss` returns.
+    """Means of an agent's losses over the unmasked entries: the result of `Experiment.compute_loss`.
 
     Args:
-        batch: its mask (B, L, 1) bool is where masks begin from.
+        batch: its mask (B, L, 1) bool is the initial mask of every term.
         terms: the losses, actor (B, L, G, 1), critic (B, L, C, G, 1) and extra ones (B, L, ...). NaN under
             False is ignored.
-        edit_actor_mask: (batch, loss, mask) -> mask, all but the batch of the loss's shape; None for no edit.
+        edit_actor_mask: (batch, loss, mask) -> mask, where loss and masks have one shape; None for no edit.
         edit_critic_mask: the same for the critic loss.
         edit_extra_mask: (batch, name, loss, mask) -> mask, the same for an extra term.
     Returns: the scalar tensors "Actor Loss" and "Critic Loss"; the masks of both, "Actor Mask" and "Critic
@@ -103,12 +103,12 @@ def masked_losses(
 
 
 def _for_term(edit: EditExtraMask, name: str) -> EditMask:
-    """The hook as those of the actor and the critics are called."""
+    """The hook for one extra term, with the signature of the actor's and critics' hooks."""
     return lambda batch, loss, mask: edit(batch, name, loss, mask)
 
 
 def _edited(name: str, edit: EditMask | None, batch: Any, loss: Tensor) -> Tensor:
-    """The mask of a loss (B, L, ...), of the same shape."""
+    """The edited mask of a loss (B, L, ...), of the same shape."""
     mask = fit_mask(batch.mask, loss).expand_as(loss)
     if edit is None:
         return mask
@@ -126,7 +126,7 @@ def _at_least_float32(x: Tensor) -> Tensor:
 
 
 def log_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """What `Learner.update` returned, by the names that logs have for it; what is no scalar is left out."""
+    """The scalar results of `Learner.update`, under the names used in logs."""
     return {_LOG_NAMES.get(name, name): value for name, value in metrics.items() if _is_scalar(value)}
 
 
@@ -135,12 +135,12 @@ def _is_scalar(value: Any) -> bool:
 
 
 def sequence_priorities(squared_errors: Tensor, mask: Tensor, windows: Tensor, num_windows: int) -> Tensor:
-    """PEAK_SHARE times the largest plus the rest times the mean TD error of each of W windows, (W,) float.
+    """Priorities (W,) float of W windows: PEAK_SHARE times the largest plus the rest times the mean TD error.
 
     Args:
         squared_errors: (B, L, ..., 1) float, averaged over all axes after the second.
-        mask: bool, of the same shape: what counts.
-        windows: (B, L) int64, which window a place belongs to.
+        mask: bool, of the same shape; True where an error counts.
+        windows: (B, L) int64, the window that a place belongs to.
         num_windows: W.
     Source: Kapturowski et al. 2019 (R2D2).
     """
@@ -157,36 +157,38 @@ def sequence_priorities(squared_errors: Tensor, mask: Tensor, windows: Tensor, n
 class Learner:
     """Holds the optimizer side of an agent and applies updates.
 
-    Processes that train together take the same steps: each update is that of one process with all their
-    batches. What the losses draw at random (critic subsets, sampled actions, dropout) each process draws for
-    itself, just as it is drawn anew for each of several micro-batches.
+    Processes that train together take the same steps: each update equals that of one process with all their
+    batches. Random draws within the losses (critic subsets, sampled actions, dropout) are separate in each
+    process, just as they are separate for each of several micro-batches.
 
     Args:
         agent: the agent itself; targets and statistics move in its `after_update`.
-        model: what is called for the loss: the agent as Accelerate prepared it.
-        optimizer: as Accelerate prepared it, which only a loss scaler needs.
+        model: the module called for the loss: the agent as Accelerate prepared it.
+        optimizer: the optimizer as Accelerate prepared it, which only a loss scaler needs.
         accelerator: device, precision and processes.
-        compute_loss: (batch, log_step=) -> what `masked_losses` returns; the hook of Experiment.
-        critic_loss_weight: the weight of the actor's loss is 1.
-        extra_loss_weights: by name, of `LossTerms.extra`, or of a mean "<name>_loss" that compute_loss adds.
+        compute_loss: (batch, log_step=) -> the result of `masked_losses`; the hook of Experiment.
+        critic_loss_weight: weight of the critics' loss; that of the actor's loss is 1.
+        extra_loss_weights: weights by name of a `LossTerms.extra`, or of a mean "<name>_loss" that
+            compute_loss adds.
         lr_warmup_steps: updates until the full learning rate is reached.
         grad_clip: largest global gradient norm, over the optimizer's parameters only; 0 or less: no limit.
-        report_priorities: takes sources (W,) and priorities (W,) of every batch; None for no priorities.
+        report_priorities: called with sources (W,) and priorities (W,) of every batch; None for no
+            priorities.
         on_nan: what happens if losses or gradients are NaN or infinite. "stop" looks at the updates that are
             logged and ends the run, naming the loss term, discount and timestep. "stop_at_once" looks at
             every update, to find the first bad one. "skip" leaves out updates with such gradients; the loss
             scaler of fp16 always does so.
         weight_average: makes the average of the weights that acts, is evaluated and published, such as
-            @WeightAverage; None: the newest weights do.
-        timer: told how long updates take.
-        edits_masks: masks follow from more than `batch.mask`, so that only a forward pass tells their sizes.
+            @WeightAverage; None uses the newest weights.
+        timer: measures the time of updates.
+        edits_masks: True if masks depend on more than `batch.mask`, so that their sizes need a forward pass.
         progress: counts the optimizer steps; None for a count of its own.
-        run_dir: where the batch of an update that is not finite is saved; None does not save it.
+        run_dir: folder in which the batch of an update that is not finite is saved; None does not save it.
 
     Attributes:
-        average: of the weights, None without.
-        before_clipping: called between the last backward pass and clipping, such as to drop gradients.
-        skipped_updates: updates since the start of this process that were left out for their gradients.
+        average: the average of the weights; None without one.
+        before_clipping: called between the last backward pass and clipping, for example to drop gradients.
+        skipped_updates: updates skipped for their gradients since the start of this process.
     """
 
     def __init__(  # noqa: PLR0913 - one for each thing it needs
@@ -221,24 +223,25 @@ class Learner:
         self.edits_masks = edits_masks
         self.lr_warmup_steps, self.grad_clip = lr_warmup_steps, grad_clip if grad_clip > 0 else math.inf
         self.progress = progress or Progress(epochs=0, seed=0)
-        self.lr_scale = 1.0  # of schedules and adaptation, beside the warm-up
+        self.lr_scale = 1.0  # factor of schedules and adaptation, next to the warm-up
         self.was_vetoed = False
         self._params = [p for group in optimizer.param_groups for p in group["params"]]
         self._is_new = True
         if isinstance(model, DistributedDataParallel):
             # Buffers are statistics that the agent merges; DDP would replace them by those of one process
-            # before every forward pass. Set here, since its constructor's flag has changed its name.
+            # before every forward pass. The attribute is set because the name of the constructor's flag has
+            # changed.
             model.broadcast_buffers = False
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
 
     @property
     def acting(self) -> BaseAgent:
-        """Who acts: the agent, or its average."""
+        """The agent that acts: the agent itself, or its average."""
         return self.agent if self.average is None else self.average.acting
 
     def on_checkpoint_loaded(self, is_resume: bool) -> None:
-        """Tell the agent, and the average of its weights, that they were loaded."""
+        """Notify the agent, and the average of its weights, that they were loaded."""
         if self.average is not None:
             if not is_resume:
                 self.average.restart()
@@ -246,14 +249,14 @@ class Learner:
         self.agent.on_checkpoint_loaded(is_resume)
 
     def compile_acting(self) -> None:
-        """As `BaseAgent.compile_acting`, whoever acts."""
+        """Compile the acting agent, like `BaseAgent.compile_acting`."""
         self.agent.compile_acting()
         if self.average is not None:
             self.average.averaged.compile_acting()
 
     @property
     def skips_updates(self) -> bool:
-        """Whether updates with gradients that are not finite are left out, as a loss scaler does."""
+        """True if updates with gradients that are not finite are left out, as by a loss scaler."""
         return self.on_nan == "skip" or self.accelerator.scaler is not None
 
     @property
@@ -263,13 +266,13 @@ class Learner:
 
     @property
     def base_learning_rate(self) -> float:
-        """The configured one."""
+        """The configured learning rate."""
         rate: float = self.optimizer.param_groups[0]["initial_lr"]
         return rate
 
     @property
     def learning_rate(self) -> float:
-        """The one of the next update."""
+        """The learning rate of the next update."""
         warmup = warmup_factor(self.gradient_steps, self.lr_warmup_steps)
         return self.base_learning_rate * warmup * self.lr_scale
 
@@ -282,19 +285,19 @@ class Learner:
     ) -> dict[str, Tensor]:
         """One optimizer step on all micro-batches together; returns scalar tensors by name.
 
-        Equals one step on a single batch that holds all their sequences, those of all processes: the mean of
-        each micro-batch weighs as much as its mask has of the True of all masks, for each loss term apart.
-        These sizes must be known before the first backward pass. They are those of `batch.mask` unless masks
-        are edited; then a single micro-batch's forward pass tells them, and several are passed forward once
-        more beforehand, without gradients, leaving random generators and statistics as they were.
+        The update equals one step on a single batch that holds all sequences of all processes: for each loss
+        term, the mean of a micro-batch is weighted by its share of the unmasked entries. These sizes must be
+        known before the first backward pass. They are those of `batch.mask` unless masks are edited. With
+        edited masks, the forward pass of a single micro-batch gives them; several micro-batches are passed
+        forward an extra time, without gradients, leaving random generators and statistics as they were.
 
-        Figures are of this process's share (the losses of all processes have the update's loss as their
-        mean), or with `log_step` of all processes together, and more of them.
+        Figures are those of this process's share (the mean of the losses over processes is the update's
+        loss). With `log_step` there are more figures, each of all processes together.
 
-        before_step: asked when the gradients are there, with what compute_loss returned; False leaves the
+        before_step: called when the gradients are there, with the results of compute_loss. False leaves the
             weights as they are (`was_vetoed`). All processes have to answer alike.
         looks: whether to check that losses and gradients are finite; with log_step this is always done.
-        Raises: FloatingPointError if they are not, before anything is updated; see `on_nan`.
+        Raises: FloatingPointError if they are not finite, before anything is updated; see `on_nan`.
         """
         looks = (looks or log_step or self.on_nan == "stop_at_once") and not self.skips_updates
         start_s = time.perf_counter()
@@ -331,14 +334,14 @@ class Learner:
 
     @property
     def loss_weights(self) -> dict[str, float]:
-        """The weights of the T loss terms, by the names under which compute_loss returns their means."""
+        """Weights of the T loss terms, by the names under which compute_loss returns their means."""
         extra = {_EXTRA.format(name): weight for name, weight in self.extra_loss_weights.items()}
         return {"Actor Loss": 1.0, "Critic Loss": self.critic_loss_weight, **extra}
 
     def weighed(self, found: Mapping[str, Any], share: Tensor | None = None) -> dict[str, Tensor]:
-        """The part of the update's losses that one micro-batch adds: "Loss", and that of each term.
+        """The part of the update's losses that one micro-batch adds: "Loss", and one for each term.
 
-        share: (T,) of each term; None for 1.
+        share: (T,), the share of each term; None for 1.
         Raises: TypeError without the losses of actor and critic; ValueError if terms and weights differ.
         """
         if not (isinstance(found, Mapping) and {"Actor Loss", "Critic Loss"} <= found.keys()):
@@ -375,15 +378,15 @@ class Learner:
     def check_extra_losses(self, batch: AnyBatch) -> None:
         """Raise ValueError, before anything is collected, unless each extra loss has a weight and vice versa.
 
-        batch: any batch that the losses can be computed of.
+        batch: any batch for which the losses can be computed.
         """
         with self._without_side_effects():
             self.weighed(self.compute_loss(batch.to(self.accelerator.device), log_step=False))
 
     def _shares(self, sizes: Sequence[Tensor]) -> Tensor:
-        """(K, T) float32 from mask sizes (T,) of K micro-batches, counting those of all processes.
+        """Shares (K, T) float32 from the mask sizes (T,) of K micro-batches, counting those of all processes.
 
-        They add up to the number of processes, over which gradients are averaged.
+        The shares add up to the number of processes, because gradients are averaged over processes.
         """
         own = torch.stack(list(sizes)).float()
         total: Tensor = own.sum(0)
@@ -392,15 +395,15 @@ class Learner:
         return own / total.clamp(min=1 / processes)
 
     def _mask_sizes(self, batch: AnyBatch, found: Mapping[str, Any]) -> Tensor:
-        """(T,) int64 of the loss terms; the size of the batch's mask where compute_loss returns none."""
+        """Mask sizes (T,) int64 of the loss terms; that of the batch's mask if compute_loss returns none."""
         masks = [*_MASKS, *map(_EXTRA_MASK.format, self.extra_loss_weights)]
         return torch.stack([found.get(name, batch.mask).sum() for name in masks])
 
     def _step(self, log_step: bool, looks_at: Sequence[AnyBatch] | None) -> dict[str, Tensor]:
-        """Clip the gradients and move the weights, if they may; returns norms before clipping.
+        """Clip the gradients and update the weights, if allowed; returns norms before clipping.
 
-        log_step: also those of the agent's parts. looks_at: the batches of the gradients, which are to be
-        finite; None does not check that.
+        log_step: add the norms of the agent's parts. looks_at: the batches of the gradients, which must be
+        finite; None skips that check.
         """
         for call in self.before_clipping:
             call()
@@ -409,11 +412,11 @@ class Learner:
             self._stop([f"the losses are finite, but not the gradient of {named(bad)}"], looks_at)
         grad_norm: Tensor | None = self.accelerator.clip_grad_norm_(self._params, self.grad_clip)
         norms = {} if grad_norm is None else {"grad_norm": grad_norm.detach()}
-        if log_step and grad_norm is not None:  # the loss scaler of fp16 has let go of gradients only now
+        if log_step and grad_norm is not None:  # the fp16 scaler has released the gradients by now
             undo = (grad_norm.detach() / self.grad_clip).clamp(min=1.0)
             norms |= {name: norm * undo for name, norm in grad_norms(self.agent).items()}
-        # Judged after those of all processes were averaged, so that all processes decide alike. A loss scaler
-        # judges by itself, and lowers its scale only within the optimizer's step.
+        # The check follows the average over processes, so that all processes decide alike. A loss scaler
+        # checks by itself, and lowers its scale only within the optimizer's step.
         judges = self.on_nan == "skip" and self.accelerator.scaler is None
         if judges and grad_norm is not None and not bool(torch.isfinite(grad_norm)):
             self._skip_update()
@@ -423,7 +426,7 @@ class Learner:
             group["lr"] = group["initial_lr"] * factor
         self.optimizer.step()
         self.optimizer.zero_grad()
-        if getattr(self.optimizer, "step_was_skipped", False):  # by the fp16 scaler: gradients overflowed
+        if getattr(self.optimizer, "step_was_skipped", False):  # the fp16 scaler found an overflow
             self._skip_update()
         else:
             self.progress.gradient_steps += 1
@@ -435,7 +438,7 @@ class Learner:
     def _check_losses(
         self, found: Sequence[Mapping[str, Any]], loss: Tensor, batches: Sequence[AnyBatch]
     ) -> None:
-        """Stop, in all processes, if the loss of any is not finite; found: of each micro-batch."""
+        """Stop all processes if any of them has a loss that is not finite; found: of each micro-batch."""
         is_bad = not bool(torch.isfinite(loss))
         if not any_process(is_bad, self.accelerator):
             return
@@ -446,7 +449,7 @@ class Learner:
         self._stop(problems or [f"{whose} not finite"], batches)
 
     def _stop(self, problems: Sequence[str], batches: Sequence[AnyBatch]) -> NoReturn:
-        """Drop the update, save its batches, and say what is not finite.
+        """Drop the update, save its batches, and report everything that is not finite.
 
         Raises: FloatingPointError.
         """
@@ -465,12 +468,12 @@ class Learner:
         )
 
     def _state_of_weights(self) -> str:
-        """Which weights are not finite, if any."""
+        """A clause that names weights that are not finite, if any."""
         bad = self._bad_weights()
         return f"the weights {named(bad)} are not finite" if bad else "the weights are finite"
 
     def _saved(self, batches: Sequence[AnyBatch]) -> str:
-        """Save the batches of an update; returns where they are."""
+        """Save the batches of an update; returns the path."""
         if self.run_dir is None:
             return "The batch was not saved."
         process = f"_process{self.accelerator.process_index}" if self.accelerator.num_processes > 1 else ""
@@ -485,14 +488,14 @@ class Learner:
         """Drop an update: weights, moments, targets and statistics stay."""
         self.optimizer.zero_grad()
         self.skipped_updates += 1
-        if isinstance(self.agent, OnPolicyAgent):  # it has gathered statistics from the whole rollout
+        if isinstance(self.agent, OnPolicyAgent):  # it has already updated statistics from the whole rollout
             return
         for module in self.agent.modules():
             if isinstance(module, RunningStatistics):
                 module.set_pending_sums(torch.zeros_like(module.pending_sums()))
 
     def _check_gradients(self) -> None:
-        """After the first backward pass: processes wait for the gradient of every parameter."""
+        """Check gradients after the first backward pass; processes wait for that of every parameter."""
         self._is_new = False
         if self.accelerator.num_processes == 1:
             return
@@ -505,7 +508,7 @@ class Learner:
             )
 
     def _report(self, batch: AnyBatch, found: Mapping[str, Any]) -> None:
-        """Tell the dataset how badly the critics predict each window of a batch."""
+        """Report to the dataset how badly the critics predict each window of a batch."""
         if self.report_priorities is None or not isinstance(batch, Batch) or batch.sources is None:
             return
         if "squared_errors" not in found:
@@ -518,14 +521,14 @@ class Learner:
         priorities = sequence_priorities(
             found["squared_errors"], found["Critic Mask"], windows, num_windows=len(batch.sources)
         )
-        # Every process draws by priorities, so every one hears of all sequences.
+        # Every process draws by priorities, so each needs those of all sequences.
         sources, priorities = self.accelerator.gather((batch.sources, priorities))
         self.report_priorities(sources.cpu().numpy(), priorities.cpu().numpy())
 
     def _with_details(
         self, metrics: dict[str, Any], batches: Sequence[AnyBatch], grad_norms: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """The figures of all processes. The agent's own are of the last micro-batch, and weigh so."""
+        """The figures of all processes. Those of the agent are from the last micro-batch, with its weight."""
         details = {
             name: torch.as_tensor(value).detach()
             for name, value in metrics.items()
@@ -546,7 +549,7 @@ class Learner:
         return {**details, **grad_norms}
 
     def check_epoch(self, means: Mapping[str, float], num_updates: int, num_skipped: int) -> None:
-        """Check what an epoch's updates led to, most of which were not checked themselves.
+        """Check the result of an epoch's updates, most of which were not checked themselves.
 
         means: "loss", "actor_loss" and "critic_loss"; none of them if no update was made.
         num_updates: includes the num_skipped updates whose gradients were not finite.
@@ -579,7 +582,7 @@ class Learner:
             )
 
     def check_weights(self) -> None:
-        """Raise FloatingPointError, which names them, if any weights are not finite."""
+        """Raise FloatingPointError, naming them, if any weights are not finite."""
         if not self.is_sound():
             raise FloatingPointError(
                 f"In epoch {self.progress.epoch} {self._state_of_weights()}, so they are neither saved nor "
@@ -591,7 +594,7 @@ class Learner:
         return not self._bad_weights()
 
     def _bad_weights(self) -> list[str]:
-        """Those of the agent, or of the average of its weights."""
+        """Names of bad weights of the agent, or of the average of its weights."""
         return bad_weights(self.agent) or bad_weights(self.acting)
 
     def state_dict(self) -> dict[str, Any]:
@@ -605,13 +608,13 @@ class Learner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what state_dict returned.
+        """Restore the result of state_dict.
 
-        Raises: ValueError if the optimizer's groups of parameters are others.
+        Raises: ValueError if the optimizer's groups of parameters differ.
         """
         groups = self.optimizer.param_groups
         check_same_groups(state["optimizer"]["param_groups"], groups)
-        # Moments and counts are state, these are settings: the ones of this run hold.
+        # Moments and counts are state. These are settings: the ones of this run apply.
         chosen = [{name: group[name] for name in _SETTINGS if name in group} for group in groups]
         self.optimizer.load_state_dict(state["optimizer"])
         for group, settings in zip(self.optimizer.param_groups, chosen, strict=True):
@@ -626,7 +629,7 @@ class Learner:
 
 
 def grad_norms(agent: nn.Module) -> dict[str, Tensor]:
-    """Norms of the gradients of all direct parts that have any, scalar tensors by "grad_norm/<part>"."""
+    """Gradient norms of all direct parts that have any, scalar tensors by "grad_norm/<part>"."""
     found = {}
     for name, part in agent.named_children():
         if grads := [p.grad for p in part.parameters() if p.grad is not None]:

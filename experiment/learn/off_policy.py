@@ -1,4 +1,4 @@
-"""Off-policy training: the updates of an epoch, on batches of whatever is stored."""
+"""Off-policy training: the updates of an epoch, on batches of stored trajectories."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ..process.distributed import StopWatch, merge_metrics
 from .learner import Learner, log_figures
 
 logger = logging.getLogger("loxodon")
-_POLL_S = 0.5  # between looks at a dataset that is not ready yet
+_POLL_S = 0.5  # interval between checks of a dataset that is not ready yet
 _REMIND_S = 30.0
-_IDLE_EPOCHS_BEFORE_WARNING = 2  # without anything to train on, before a word about the likely cause
+_IDLE_EPOCHS_BEFORE_WARNING = 2  # idle epochs before a warning about the likely cause
 _SHOW_LOSS_EVERY_S = 0.3
 _LOSSES = ("loss", "actor_loss", "critic_loss")
 
@@ -46,16 +46,16 @@ class OffPolicyTrainer(Trainer):
     """Trains on `num_batches` batches per epoch, once there are data.
 
     Args:
-        ctx: of the run.
-        learner: whose counters tell what became of an update.
+        ctx: context of the run.
+        learner: its counters show whether an update was applied.
         dataset: refreshed before training.
         loader: makes its batches.
-        pace: says how many updates may be made, and when.
+        pace: decides how many updates may be made, and when.
         train_step: (batch or list of batches, log_step=) -> metrics: one update.
-        why_idle: says why there is nothing to train on.
+        why_idle: returns the reason why there is nothing to train on.
         batch_size: sequences of a batch.
         num_batches: per epoch and process.
-        first_epoch: in which is trained.
+        first_epoch: first epoch with updates.
         log_interval: batches between records.
     """
 
@@ -81,7 +81,7 @@ class OffPolicyTrainer(Trainer):
         self.batch_size, self.timesteps_per_forward = batch_size, batch_size * dataset.max_seq_len
 
     def describe(self) -> str:
-        """Updates per epoch, or per env step where that decides."""
+        """Updates per epoch, or per env step if a ratio decides."""
         num_sequences = self.ctx.accelerator.num_processes * self.batch_size * self.batches_per_update
         of_sequences = f"of {num_sequences} sequences"
         if self.ctx.role.does_both and self.pace.ratio is not None:
@@ -89,7 +89,7 @@ class OffPolicyTrainer(Trainer):
         return f"{self.num_batches // self.batches_per_update:,} updates {of_sequences}"
 
     def ready(self) -> bool:
-        """True when the dataset is. A learner waits for actors; other modes go on without training."""
+        """True when the dataset is ready. A learner waits for actors; other modes skip the training."""
         if self.ctx.progress.epoch < self.first_epoch or self.num_batches == 0:
             return False
         waits, reminded_s = self.ctx.role.is_learner, -math.inf
@@ -125,7 +125,7 @@ class OffPolicyTrainer(Trainer):
         if not (num_batches := self.pace.batches(self.num_batches)):
             return
         self.learner.agent.train()
-        start_s, versions = time.perf_counter(), list[Tensor]()  # of the policies that collected
+        start_s, versions = time.perf_counter(), list[Tensor]()  # versions of the collecting policies
         skipped_before, micro_batches, last = self.learner.skipped_updates, [], num_batches - 1
         sums: dict[str, Any] = dict.fromkeys(_LOSSES, 0.0)
         num_updates, num_counted, shown_s = 0, 0, start_s
@@ -173,7 +173,7 @@ class OffPolicyTrainer(Trainer):
         elapsed_s: float,
     ) -> None:
         accelerator = self.ctx.accelerator
-        means = merge_metrics(means, 1.0, accelerator)  # of equal shares of each update
+        means = merge_metrics(means, 1.0, accelerator)  # each process has an equal share of each update
         figures: dict[str, float] = {f"train/{name}": value for name, value in means.items()}
         figures["train/updates"] = num_updates
         if self.learner.skips_updates:
@@ -186,7 +186,7 @@ class OffPolicyTrainer(Trainer):
         self.learner.check_epoch(means, num_updates, skips)
 
     def _policy_lag(self, versions: Sequence[Tensor]) -> dict[str, float]:
-        """How many versions the trajectories are behind the policy that learns; nothing if none is known."""
+        """Number of versions that the trajectories are behind the learning policy; empty if none is known."""
         known = torch.cat([torch.zeros(0, dtype=torch.int64), *versions])
         known = known[known >= 0].double()
         newest = self.ctx.progress.policy_version

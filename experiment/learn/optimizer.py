@@ -1,4 +1,4 @@
-"""AdamW with linear warm-up, and learning rates of their own for modules of the agent."""
+"""AdamW with linear warm-up, and separate learning rates for modules of the agent."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def check_prefixes(prefixes: Collection[str], names: Collection[str], setting: s
 
     Args:
         prefixes: names of modules or parameters.
-        names: of all trainable parameters.
-        setting: gin name of what they were given to.
+        names: names of all trainable parameters.
+        setting: gin name of the setting with the prefixes.
 
     Raises: ValueError that says which names are nearest.
     """
@@ -53,10 +53,10 @@ def param_groups(
     learning_rate: float,
     lr_multipliers: Mapping[str, float] | None,
 ) -> list[dict[str, Any]]:
-    """Groups for an optimizer: first what has the plain learning rate, then one group per prefix, sorted.
+    """Parameter groups for an optimizer: first the plain learning rate, then one group per prefix, sorted.
 
     A parameter belongs to the longest prefix of its name. Each group has its `prefix` ("" for the first),
-    which lets a resumed run see whether its groups are still the same.
+    so that a resumed run can check that its groups are still the same.
 
     Raises: ValueError for a prefix that no parameter has.
     """
@@ -77,10 +77,10 @@ def param_groups(
 
 
 def check_same_groups(saved: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse the optimizer state of other groups of parameters: its moments would go to the wrong ones.
+    """Refuse the optimizer state of other parameter groups: its moments would go to the wrong parameters.
 
     Args:
-        saved: `param_groups` of the saved state, where `params` are numbers.
+        saved: `param_groups` of the saved state, with numbers as `params`.
         own: groups of this run.
 
     Raises: ValueError that shows both.
@@ -113,15 +113,15 @@ def make_optimizer(
     """AdamW with decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101).
 
     Args:
-        agent: whose modules are named.
-        params: those of it that are trained.
-        learning_rate: before factors.
+        agent: the agent whose modules are named.
+        params: its trained parameters.
+        learning_rate: learning rate before factors.
         l2_coeff: weight decay.
         fused: one kernel for all parameters; hides whether a loss scaler skipped the step.
         eps: added to the root of the second moment.
         lr_multipliers: factor of the learning rate by name of a module of the agent, such as "actor" or
             "traj_encoder"; the longest name that fits a parameter wins.
-    Raises: ValueError or TypeError for numbers that cannot be, or a name that no parameter has.
+    Raises: ValueError or TypeError for invalid numbers, or a name that no parameter has.
     """
     for name, value in {"eps": eps, **(lr_multipliers or {})}.items():
         setting = "AdamW.eps" if name == "eps" else f"AdamW.lr_multipliers[{name!r}]"

@@ -1,1 +1,1 @@
-"""Parts that a run has only if gin asks for them."""
+"""Optional parts of a run, used only if gin asks for them."""

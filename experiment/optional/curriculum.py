@@ -1,4 +1,4 @@
-"""Episodes that grow with training: a callback on an attribute of the environments."""
+"""Episodes that grow longer with training: a callback that sets an attribute of the environments."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class EpisodeLengthCurriculum(Callback):
         start: value until epoch `from_epoch`.
         end: value from epoch `from_epoch + over_epochs` on.
         over_epochs: epochs of the ramp between them.
-        from_epoch: when it begins.
+        from_epoch: epoch in which the ramp begins.
         geometric: True grows by the same factor in each of these epochs, False by the same number.
-        attribute: what to set. Every environment has `max_episode_length` (episodes are truncated after so
-            many env steps); any other has to be defined by the environment or one of its wrappers.
+        attribute: attribute to set. Every environment has `max_episode_length` (episodes are truncated after
+            this many env steps); any other has to be defined by the environment or one of its wrappers.
         also_validation: True sets it in the validation environments too.
 
-    Raises: TypeError or ValueError for numbers that cannot be; AttributeError (EnvError in worker processes)
+    Raises: TypeError or ValueError for invalid numbers; AttributeError (EnvError in worker processes)
         if the environments do not have the attribute.
     """
 
@@ -70,7 +70,7 @@ class EpisodeLengthCurriculum(Callback):
             self._set(run.val_envs, run)
 
     def _set(self, envs: Any, run: Run) -> int | None:
-        """The value if it has changed, which is set then."""
+        """Set the value if it has changed; returns it in that case, otherwise None."""
         length = self.length(run.ctx.progress.schedule_epoch)
         if envs is None or self._is_set.get(id(envs)) == length:
             return None

@@ -1,4 +1,4 @@
-"""Parameters that stay as they are for some of a run's epochs."""
+"""Parameters that stay unchanged for some of a run's epochs."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ..learn.optimizer import check_prefixes, is_under, named_among
 
 @gin.configurable
 class ParamFreezer(Callback):
-    """Freezes what lies in some modules of the agent, always or in a window of epochs.
+    """Freezes the parameters in some modules of the agent, always or in a window of epochs.
 
-    A frozen parameter gets no update at all: no gradient step, no weight decay, no movement of the moments of
-    AdamW, and its gradient has no part in the norm that is clipped. Gradients still flow through it to what
-    lies before. Running statistics (input normalisers, value scales) are no parameters, and keep moving;
-    target networks keep approaching what is frozen. In gin: `Experiment.callbacks = [@ParamFreezer]`.
+    A frozen parameter gets no update at all: no gradient step, no weight decay and no change of AdamW's
+    moments. Its gradient does not count in the norm that is clipped. Gradients still flow through it to
+    earlier layers. Running statistics (input normalisers, value scales) are not parameters, and keep moving;
+    target networks keep approaching the frozen weights. In gin: `Experiment.callbacks = [@ParamFreezer]`.
 
     Args:
         prefixes: names of modules or parameters of the agent, such as "tstep_encoder" or "traj_encoder.cell".
         start: first frozen epoch.
-        stop: first epoch that is not frozen any more; None for never.
+        stop: first epoch in which they are trained again; None for never.
 
-    Raises: ValueError for a schedule that cannot be.
+    Raises: ValueError for an invalid schedule.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class ParamFreezer(Callback):
             )
 
     def is_frozen(self, epoch: int) -> bool:
-        """Whether the parameters are frozen in this epoch."""
+        """True if the parameters are frozen in this epoch."""
         return epoch >= self.start and (self.stop is None or epoch < self.stop)
 
     def on_model_init_end(self, run: Run) -> None:
         """Find the parameters in the agent.
 
-        Raises: ValueError if a prefix names nothing, or if nothing would be left to train.
+        Raises: ValueError if a prefix matches no parameter, or if nothing would be left to train.
         """
         named = named_among(run.policy, run.policy.trainable_params())
         check_prefixes(self.prefixes, named, "ParamFreezer.prefixes")
@@ -66,8 +66,8 @@ class ParamFreezer(Callback):
             )
 
         def drop_gradients() -> None:
-            # An optimizer passes over parameters without a gradient altogether. Processes that train together
-            # have averaged the gradients before, so that none waits for another.
+            # The optimizer skips parameters without a gradient. Processes that train together have averaged
+            # the gradients by now, so none waits for another.
             if self.is_frozen(run.ctx.progress.epoch):
                 for param in frozen:
                     param.grad = None

@@ -33,21 +33,21 @@ class Pretraining(Callback):
     """Lets the agent imitate stored trajectories, once, before the first epoch of `learn`.
 
     The policy learns the stored actions, and the value function their returns as the run's
-    `advantage_estimator` defines them: with GAE.lam < 1 they lean on the value function's own predictions, as
-    they always do where a window ends without termination.
+    `advantage_estimator` defines them. With GAE.lam < 1 they depend on the value function's own predictions,
+    as they always do where a window ends without termination.
 
     Batches, precision, clipping, warm-up and accumulation are those of the run; the optimizer of PPO begins
-    anew afterwards. With a ParamFreezer nothing is frozen yet. In gin: `Experiment.callbacks =
+    anew afterwards. A ParamFreezer has no effect in this stage. In gin: `Experiment.callbacks =
     [@Pretraining]`.
 
     Args:
-        dataset: where windows come from; it is only read.
-        num_batches: of this stage, per process.
+        dataset: source of the windows; it is only read.
+        num_batches: number of batches of this stage, per process.
         batch_size: windows per batch and process; None for that of the run.
         learning_rate: None for that of the run.
         value_coef: weight of the critic's loss besides the actor's; 0 trains the policy alone.
 
-    Raises: ValueError or TypeError for a setting that cannot work.
+    Raises: ValueError or TypeError for an invalid setting.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class Pretraining(Callback):
         self.batch_size, self.learning_rate, self.value_coef = batch_size, learning_rate, value_coef
         self.is_done = False
         self.run: Run
-        self.settings: Settings  # those of the run
+        self.settings: Settings  # the settings of the run
         self.trainer: PPOLearner
 
     def on_start(self, run: Run) -> None:
-        """Look whether this goes with the run's agent, and prepare the dataset.
+        """Check that the run's agent can be pretrained, and prepare the dataset.
 
-        Raises: ValueError if it does not.
+        Raises: ValueError if it cannot.
         """
         if run.ctx.role.is_actor:
             return
@@ -107,7 +107,7 @@ class Pretraining(Callback):
         self.dataset.expect(layout_of(run.obs_space, run.action_space))
 
     def on_fit_start(self, run: Run) -> None:
-        """Train if the run is at its beginning; a stop request leaves everything as it was before."""
+        """Train if the run is at its beginning; a stop request leaves everything unchanged."""
         if run.ctx.role.is_actor or self.is_done or run.epoch > 0:
             return
         self.dataset.refresh()
@@ -119,22 +119,22 @@ class Pretraining(Callback):
                 "collect trajectories first."
             )
         run.ctx.status.state("learning")
-        # Its own random numbers, so that the rest of the run does not depend on them.
+        # Separate random numbers, so that the rest of the run does not depend on them.
         with isolated_rng(
             derive_seed(run.ctx.progress.seed, "pretraining", run.ctx.accelerator.process_index)
         ):
             self.is_done = self._train_or_undo()
 
     def state_dict(self) -> dict[str, Any]:
-        """Whether it is done."""
+        """State for `load_state_dict`: True once the stage is done."""
         return {"is_done": self.is_done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the result of `state_dict`."""
         self.is_done = bool(state["is_done"])
 
     def _train_or_undo(self) -> bool:
-        """Train; False if a stop was asked for, which leaves the weights as they were, as an error does."""
+        """Train; False after a stop request. A stop or an error restores the weights."""
         run = self.run
         before, optimizer = plain_tensors(run.policy), copy.deepcopy(run.learner.state_dict())
         try:
@@ -163,7 +163,8 @@ class Pretraining(Callback):
         def compute_loss(batch: Any, log_step: bool) -> dict[str, Any]:
             with self.run.caster():
                 terms = of_run.model(batch, log_step)
-            return masked_losses(batch, dataclasses.replace(terms, extra={}))  # which are for the run itself
+            # Extra terms belong to the run itself.
+            return masked_losses(batch, dataclasses.replace(terms, extra={}))
 
         learner = Learner(
             of_run.agent,

@@ -1,4 +1,4 @@
-"""Rewards as training sees them: changed between the environment and what is stored."""
+"""Rewards for training: changed between the environment and storage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ShapeRewards = Callable[[np.ndarray, float], np.ndarray]
 
 @gin.configurable
 class ScaleRewards:
-    """`scale * reward + shift`, then clipped to [low, high].
+    """The reward as `scale * reward + shift`, then clipped to [low, high].
 
     Args:
         scale, shift: numbers.
@@ -35,7 +35,7 @@ class ScaleRewards:
         self.scale, self.shift, self.low, self.high = scale, shift, low, high
 
     def __call__(self, rewards: np.ndarray, progress: float) -> np.ndarray:
-        """Rewards (N,) float32 to (N,) float32."""
+        """Map rewards (N,) float32 to (N,) float32."""
         shaped = self.scale * rewards + self.shift
         if self.low is not None or self.high is not None:
             shaped = np.clip(shaped, self.low, self.high)
@@ -44,15 +44,15 @@ class ScaleRewards:
 
 @gin.configurable(allowlist=["shaper"])
 class RewardShaping:
-    """Rewards as training sees them: those that are collected, and those that relabeling gives alike.
+    """Shapes the rewards that training sees, of collected and of relabelled trajectories.
 
     Args:
-        num_epochs: of the run.
-        epoch: gives the one that schedules follow.
-        shaper: (rewards (N,) float32, progress from 0 to 1) -> (N,), what is stored for training; the
-            policy's input and all figures keep the environment's own. None changes nothing.
+        num_epochs: number of epochs of the run.
+        epoch: returns the epoch that schedules follow.
+        shaper: (rewards (N,) float32, progress from 0 to 1) -> (N,), the rewards stored for training. The
+            policy's input and all figures keep the environment's own rewards. None changes nothing.
 
-    Raises: TypeError for another shaper.
+    Raises: TypeError for a shaper that cannot be called this way.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class RewardShaping:
         self._num_epochs, self._epoch, self._shaper = num_epochs, epoch, shaper
 
     def of_rollouts(self) -> Callable[[np.ndarray], np.ndarray] | None:
-        """What the training collector calls with the rewards of each vector step; None without a shaper.
+        """The function that the training collector applies to each step's rewards; None without a shaper.
 
-        The function takes (N,) float32, leaves it alone and returns (N,) float32. It raises
-        ValueError if the user's function returns anything else.
+        It takes (N,) float32, does not change it and returns (N,) float32. It raises ValueError if the user's
+        function returns anything else.
         """
         return None if self._shaper is None else lambda rewards: self._shaped(rewards, self._epoch())
 
     def shape_relabeled(self, dataset: RLDataset) -> None:
-        """Let what relabels trajectories, in all parts of the dataset, shape the rewards that it gives."""
+        """Let relabellers in all parts of the dataset shape the rewards that they return."""
         if self._shaper is None:
             return
         if dataset.relabeler is not None:
@@ -83,7 +83,7 @@ class RewardShaping:
             self.shape_relabeled(part)
 
     def _shaped(self, rewards: np.ndarray, epoch: int) -> np.ndarray:
-        """What the shaper returns at that epoch, (N,) float32."""
+        """The result of the shaper at that epoch, (N,) float32."""
         assert self._shaper is not None
         progress = min(1.0, epoch / max(self._num_epochs, 1))
         shaped: Any = self._shaper(rewards.astype(np.float32), progress)

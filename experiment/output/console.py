@@ -1,4 +1,4 @@
-"""What people see while a run goes: two bars and figures, and plain lines where there is no terminal."""
+"""Console output of a run: two bars and figures, or plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ConsoleView:
     Args:
         verbose: False prints nothing.
         epochs: last epoch of the run (exclusive), or None when the run has no end.
-        console: to print on; None for standard output.
+        console: console to print on; None for standard output.
     """
 
     def __init__(self, verbose: bool, epochs: int | None, console: Console | None = None) -> None:
@@ -33,7 +33,7 @@ class ConsoleView:
 
     @contextlib.contextmanager
     def progress(self, first_epoch: int) -> Iterator[None]:
-        """Show bars, where there is a terminal: of the run from this epoch on, and of what goes on in it."""
+        """Show bars on a terminal: one for the run from this epoch on, and one for its current phase."""
         if not (self.verbose and self.console.is_terminal):
             yield
             return
@@ -53,7 +53,7 @@ class ConsoleView:
             self._bars = self._share_done = None
 
     def show(self, epoch: int, phase: str, figures: Mapping[str, float]) -> None:
-        """Phase of the epoch and the newest figures; older figures of other names stay visible."""
+        """Show the phase of the epoch and the newest figures; older figures of other names stay visible."""
         if not self.verbose:
             return
         self._figures |= {name: _short(value) for name, value in figures.items()}
@@ -69,7 +69,7 @@ class ConsoleView:
             self.console.print(f"epoch {epoch}{total}  {self._text()}", markup=False)
 
     def measure(self, share_done: Callable[[], float]) -> None:
-        """Let the phase that was shown last have a bar; share_done: between 0 and 1, asked now and then."""
+        """Give the current phase a bar; share_done: returns a number between 0 and 1, called now and then."""
         self._share_done = share_done
 
     def say(self, line: str) -> None:
@@ -81,7 +81,7 @@ class ConsoleView:
         return "  ".join(f"{name} {value}" for name, value in self._figures.items())
 
     def _view(self) -> Group:
-        """What stands below the lines, as it is now; called four times a second, in a thread of its own."""
+        """The display below the lines; called four times a second, in a separate thread."""
         if self._bars is None:
             return Group()
         bars, _, of_phase = self._bars

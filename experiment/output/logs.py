@@ -23,7 +23,7 @@ _WANDB_AXES = ("epoch", "env_steps", "gradient_steps")
 
 
 def to_plain(value: Any) -> float | int | str | bool | None:
-    """A JSON value of a scalar number, array or tensor; NaN and infinities become None."""
+    """JSON value of a scalar number, array or tensor; NaN and infinities become None."""
     if isinstance(value, str | bool) or value is None:
         return value
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
@@ -44,7 +44,7 @@ class MetricLogger:
         has_tensorboard: False for a process that never writes TensorBoard files.
         tensorboard: whether they are written, if tensorboard is installed.
         wandb: arguments of `wandb.init`, or None to leave Weights & Biases alone.
-        wandb_metrics: False keeps the figures from Weights & Biases, whose run is then there for artifacts.
+        wandb_metrics: False does not send figures to Weights & Biases; its run is then only for artifacts.
 
     Raises: ImportError if `wandb` is asked for and not installed.
     """
@@ -70,12 +70,12 @@ class MetricLogger:
         self._wandb_id: str | None = None  # kept even by a process that does not use it
         self._wandb_run: Any = None
         self._resume_at: int | None = None
-        self._num_records = 0  # logged so far by this run, by earlier processes too
+        self._num_records = 0  # number of records of this run, including earlier processes
         self._is_open = False
         self._tensorboard: Any = None
 
     def log(self, metrics: dict[str, Any], axes: dict[str, Any]) -> None:
-        """Append one record of `axes` (epoch, env_steps, ...) and `metrics`; none without metrics."""
+        """Append one record of `axes` (epoch, env_steps, ...) and `metrics`; does nothing without metrics."""
         if not metrics:
             return
         if not self._is_open:
@@ -89,8 +89,8 @@ class MetricLogger:
                 self._tensorboard.add_scalar(key, number, int(axes.get("env_steps", 0)))
         if self._sends_figures:
             run = self.start_wandb()
-            # wandb drops what comes with an earlier step than before. A killed process may have sent
-            # more, and an offline run does not know where the one before has stopped.
+            # wandb drops records with an earlier step than before. A killed process may have sent more
+            # records, and an offline run does not know the last step of the previous one.
             run.log({**numbers, **axes}, step=max(self._num_records, run.step), commit=True)
         self._num_records += 1
 
@@ -100,7 +100,7 @@ class MetricLogger:
         Weights & Biases can only append: a run that was killed and resumes from its checkpoint sends the
         records after it again. They share their env_steps, over which figures are drawn.
 
-        Raises: ValueError if it is not in use, or cannot start, as without a login.
+        Raises: ValueError if it is not in use, or cannot start, for example without a login.
         """
         if self._wandb_run is not None:
             return self._wandb_run
@@ -148,7 +148,7 @@ class MetricLogger:
             self.start_wandb()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the JSONL file and the wandb run stand, so that a resumed run continues both."""
+        """Positions in the JSONL file and the wandb run, so that a resumed run continues both."""
         size = self.path.stat().st_size if self._is_open else (self._resume_at or 0)
         return {"metrics_bytes": size, "num_records": self._num_records, "wandb_id": self._wandb_id}
 
@@ -161,7 +161,7 @@ class MetricLogger:
     def close(self) -> None:
         """Close everything; a later `log` continues it."""
         if self._is_open:
-            # It is missing if Weights & Biases refused before the first record was written.
+            # The file is missing if Weights & Biases refused before the first record was written.
             self._resume_at = self.path.stat().st_size if self.path.exists() else 0
             self._is_open = False
         tensorboard, self._tensorboard = self._tensorboard, None
@@ -183,7 +183,7 @@ def _set_aside(path: Path) -> None:
 
 @contextlib.contextmanager
 def wandb_files_in(folder: Path) -> Iterator[None]:
-    """Let wandb keep its copies and caches in `folder`, unless the environment says where."""
+    """Let wandb keep its copies and caches in `folder`, unless the environment sets their place."""
     folder.mkdir(parents=True, exist_ok=True)
     places = {"WANDB_DATA_DIR": "data", "WANDB_CACHE_DIR": "cache"}
     ours = {name: str(folder.absolute() / sub) for name, sub in places.items() if name not in os.environ}

@@ -1,4 +1,4 @@
-"""Learning curves: the figures of a run over its steps, and panels drawn of them."""
+"""Learning curves: the figures of a run over its steps, and panels that show them."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ PANELS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("env steps collected per second", ENV_STEPS, ("time/env_steps_per_s",)),
     ("updates per second", UPDATES, ("time/updates_per_s",)),
 )
-# Okabe and Ito's colours without yellow, which is too light for a line; every line has a dash of its own too.
+# Okabe and Ito's colours without yellow, which is too light for a line. Every line also has its own dash.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2), (1.5, 1.5), (6, 2, 1.5, 2))
-_LONGEST_LINE = 1 << 20  # bytes of a record
+_LONGEST_LINE = 1 << 20  # largest size of a record in bytes
 _LARGEST = 1e100  # largest figure: sums and squares of larger ones would overflow
-_LONGEST_NAME = 80  # letters
-_FEW = 15  # points of a line, up to which each gets a marker
+_LONGEST_NAME = 80  # letters in a name
+_FEW = 15  # largest number of points of a line with markers
 Curves = dict[str, list[dict[str, float]]]
 
 
 def metrics_of(run_dir: Path) -> Path:
-    """Where the figures of a run are logged."""
+    """The file with the figures of a run."""
     return run_dir / "logs" / "metrics.jsonl"
 
 
 def read_curves(metrics_file: Path) -> Curves:
     """For every figure of a metrics.jsonl, its points: `value`, `env_steps`, `gradient_steps`, `wall_s`.
 
-    wall_s: seconds of collecting, learning and evaluating up to there. Records in which a figure is no number
-    are skipped, and so is a last line that is still being written. A warning says how many other lines are no
-    record, or have numbers that cannot be drawn.
+    wall_s: seconds of collecting, learning and evaluating up to there. Records in which a figure is not a
+    number are skipped, and so is a last line that is still being written. A warning counts other lines that
+    are not records, or have numbers that cannot be drawn.
 
     Raises: OSError if the file cannot be read.
     """
@@ -77,7 +77,7 @@ def read_curves(metrics_file: Path) -> Curves:
 
 
 def curves_if_readable(run_dir: Path) -> Curves:
-    """Curves of a run; none, and a warning unless there is no file, where its metrics cannot be read."""
+    """Curves of a run; if they cannot be read, none, with a warning unless the file is missing."""
     path = metrics_of(run_dir)
     try:
         return read_curves(path)
@@ -89,7 +89,7 @@ def curves_if_readable(run_dir: Path) -> Curves:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Lines of a file; one that is too long for a record is not held in memory and comes as an empty one."""
+    """Lines of a file; one that is too long for a record is not held in memory and is returned empty."""
     if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
         raise OSError(f"{path} is not a plain file")
     with path.open("rb") as file:
@@ -101,12 +101,12 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a JSON value is a number that can be drawn: no text or boolean, finite, not absurdly large."""
+    """True if a JSON value is a number that can be drawn: not a text or boolean, finite, not huge."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
 def _numbers(record: Any) -> tuple[dict[str, float], bool]:
-    """Figures of a record, and whether there is anything else than figures, texts, booleans and None."""
+    """Figures of a record, and whether it has values other than figures, texts, booleans and None."""
     if not isinstance(record, dict):
         return {}, True
     figures = {name: float(value) for name, value in record.items() if is_number(value)}
@@ -130,7 +130,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """What is drawn in one pair of axes; lines: by name. ticks: texts for x = 0, 1, ..."""
+    """Content of one pair of axes; lines: by name. ticks: texts for x = 0, 1, ..."""
 
     title: str
     x_label: str
@@ -149,7 +149,7 @@ def draw(panels: Sequence[Panel], target: Any, *, title: str = "", dpi: int = 11
 
     Raises: ImportError without matplotlib.
     """
-    try:  # the object interface: pyplot would keep global state and may look for a screen
+    try:  # object interface: pyplot would keep global state and may need a screen
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(f"Plots need matplotlib: {error}. Fix: pip install matplotlib.") from error
@@ -193,13 +193,13 @@ def _draw_panel(axis: Any, panel: Panel) -> None:
 
 
 def _words(name: str) -> str:
-    """A name for a figure, which has no place for long ones; `_` in front would hide it from the legend."""
+    """Label of a figure, shortened if long; a space precedes `_`, which would hide it from the legend."""
     text = visible(f" {name}" if name.startswith("_") else name)
     return text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME]}..."
 
 
 def curves_of(run_dir: Path) -> Path:
-    """Where the picture of a run is drawn to."""
+    """Path of the picture of a run."""
     return run_dir / "logs" / "curves.png"
 
 
@@ -219,16 +219,16 @@ def plot_run(run_dir: Path) -> None:
 
 
 def points_of(curves: Curves, name: str, axis: str) -> np.ndarray:
-    """(n, 2): a figure over one of AXES; of several values at one place the last one, sorted by place."""
+    """Points (n, 2) of a figure over one of AXES, sorted; of several values at one place, the last one."""
     last = {point[axis]: point["value"] for point in curves.get(name, ())}
     return np.array(sorted(last.items()), dtype=float).reshape(-1, 2)
 
 
 def draw_if_possible(run_dir: Path) -> None:
-    """As plot_run, for a run that ends: curves that cannot be drawn are no reason to fail."""
+    """Draw like plot_run, at the end of a run: an error in drawing is not a reason to fail."""
     try:
         plot_run(run_dir)
-    except (FileNotFoundError, ImportError):  # no figures yet, no matplotlib
+    except (FileNotFoundError, ImportError):  # no figures yet, or no matplotlib
         return
-    except Exception as error:  # a full disk, a broken matplotlib: the end of a run has better things to say
+    except Exception as error:  # a full disk or a broken matplotlib must not hide the end of the run
         logger.warning("The learning curves could not be drawn: %s", error)

@@ -1,4 +1,4 @@
-"""Where an on-policy rollout is kept while it is collected: arrays [T, N], read once they are full."""
+"""Storage of an on-policy rollout while it is collected: arrays [T, N], read once they are full."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _CAUSES = "check the environment's observations and rewards, or lower Experiment
 
 @dataclass(frozen=True)
 class Finals:
-    """Last timesteps of truncated episodes, which no other row holds, k of them.
+    """Last timesteps of k truncated episodes, which no other row holds.
 
-    steps: (k,) int64, number of the step of the rollout that led there. envs: (k,) int64.
-    obs: each (k, ...). rl2s: (k, 1+A) float32. time_idxs: (k, 1) int64.
+    steps: (k,) int64, number of the rollout step that led there. envs: (k,) int64.
+    obs: arrays (k, ...). rl2s: (k, 1+A) float32. time_idxs: (k, 1) int64.
     """
 
     steps: np.ndarray
@@ -34,18 +34,18 @@ class Finals:
 
 @dataclass
 class CollectedRollout:
-    """What a buffer holds, all arrays time-major; the next rollout overwrites them.
+    """Content of a buffer, all arrays time-major; the next rollout overwrites them.
 
-    Row `history + t` of `obs`, `rl2s`, `time_idxs` and `resets` is timestep t, in which step t acts; earlier
-    rows are of the rollout before, and the row after the last step holds what followed it.
+    Row `history + t` of `obs`, `rl2s`, `time_idxs` and `resets` is timestep t, in which step t acts. Earlier
+    rows are from the previous rollout, and the row after the last step holds the timestep that followed it.
 
     obs: each (H+T+1, N, ...). rl2s: (H+T+1, N, 1+A) float32. time_idxs: (H+T+1, N, 1) int64.
     resets: (H+T+1, N) bool, True on the first timestep of an episode.
-    known_from: (N,) int64, the first row that was ever written.
+    known_from: (N,) int64, the first row that has been written.
     steps: by key, each (T, N, ...): "actions", "rewards" (T, N), "terminated", "ended", "valid" (T, N) bool,
-        and what the agent returned.
+        and the further outputs of the agent.
     finals: last timesteps of truncated episodes.
-    states: exported hidden states by the number of the step before which they were taken, each (N, ...).
+    states: exported hidden states, each (N, ...), by the number of the step that they precede.
     """
 
     history: int
@@ -60,27 +60,27 @@ class CollectedRollout:
 
     @property
     def rows(self) -> Arrays:
-        """What there is of every timestep beside the observations, by name."""
+        """Data of every timestep besides the observations, by name."""
         return {"rl2s": self.rl2s, "time_idxs": self.time_idxs, "resets": self.resets}
 
 
 class RolloutBuffer(Sink):
-    """A sink of T steps of N envs, with the keys that the environment and the agent happen to have.
+    """A sink for T steps of N envs, with the keys that the environment and the agent have.
 
-    It gives out whole rollouts only, in which every step has every key, so that nothing stale or unwritten is
-    ever trained on. Timesteps of the rollout before stay readable as context.
+    It returns only whole rollouts, in which every step has every key, so that nothing stale or unwritten is
+    ever trained on. Timesteps of the previous rollout stay readable as context.
 
     Attributes:
-        carried_state: hidden state from which the next rollout goes on instead of the one that acted last,
-            because the weights have changed; None for that one.
+        carried_state: hidden state from which the next rollout continues, because the weights have changed;
+            None continues from the last acting state.
 
     Args:
         num_envs: N.
         num_steps: T.
         chunk_len: hidden states are kept before steps 0, chunk_len, 2 chunk_len ...
-        burn_in: ... or so many steps earlier.
-        history: rows of earlier rollouts that stay, at least burn_in.
-        keeps_states: False for agents that do without hidden states.
+        burn_in: with burn-in, hidden states are kept this many steps earlier.
+        history: number of rows of earlier rollouts that stay, at least burn_in.
+        keeps_states: False for agents without hidden states.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class RolloutBuffer(Sink):
         self.num_envs, self.num_steps, self.keeps_states = num_envs, num_steps, keeps_states
         self.chunk_len, self.burn_in, self.history = chunk_len, burn_in, max(history, burn_in)
         self.carried_state: Any = None
-        self._now = 0  # steps written
+        self._now = 0  # number of steps written
         self._has_begun = False
-        self._rollout: CollectedRollout  # since the first `begin`
+        self._rollout: CollectedRollout  # set by the first `begin`
 
     def before_act(self, agent: OnPolicyAgent, hidden_state: Any) -> Any:
-        """Go on from `carried_state`, and keep the hidden state where a sequence may begin."""
+        """Return `carried_state` or else `hidden_state`, and keep it if a sequence may begin here."""
         if self.carried_state is not None:
             hidden_state, self.carried_state = self.carried_state, None
         if self.keeps_states and (self._now == 0 or (self._now + self.burn_in) % self.chunk_len == 0):
@@ -109,23 +109,23 @@ class RolloutBuffer(Sink):
         return hidden_state
 
     def restart(self) -> None:
-        """Forget everything; `begin` with all rows follows."""
+        """Forget everything; the next call is `begin` with all rows."""
         self._now, self.carried_state = 0, None
         if self._has_begun:
             self._rollout.finals, self._rollout.states = [], {}
             self._rollout.known_from[:] = self.history
 
     def state_dict(self) -> dict[str, Any]:
-        """The earlier timesteps that the next rollout may read, views; empty where it reads none.
+        """The earlier timesteps that the next rollout may read, as views; empty if it reads none.
 
         "obs": by key, each (H, N, ...); "rows": "rl2s", "time_idxs" and "resets", each (H, N, ...);
         "known_from": (N,) int64; "states": hidden states, as in `CollectedRollout`, from before the rollout.
-        What has been collected of a rollout is given up.
+        An incomplete rollout is dropped.
         """
         if not self.history or not self._has_begun:
             return {}
         states = self._states_before(self._now)
-        if self.keeps_states and -self.burn_in not in states:  # in the middle of a rollout
+        if self.keeps_states and -self.burn_in not in states:  # the state is saved in the middle of a rollout
             return {}
         rollout, past = self._rollout, slice(self._now, self._now + self.history)
         return {
@@ -136,9 +136,9 @@ class RolloutBuffer(Sink):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` returned, if `begin` has told the timestep that followed.
+        """Restore the result of `state_dict`, after `begin` has set the timestep that followed.
 
-        Raises: ValueError if it is that of another number of timesteps or of envs.
+        Raises: ValueError if it has another number of timesteps or of envs.
         """
         if not state or not self._has_begun:
             return
@@ -158,7 +158,7 @@ class RolloutBuffer(Sink):
         rollout.known_from[:], rollout.states = known, dict(state["states"])
 
     def next_rollout(self) -> None:
-        """Make room for T further steps: the newest timesteps become history."""
+        """Prepare for the next T steps: the newest timesteps become history."""
         rollout, last, kept = self._rollout, self.num_steps, self.history + 1
         for column in (*rollout.rows.values(), *rollout.obs.values()):
             column[:kept] = column[last : last + kept].copy()
@@ -166,14 +166,14 @@ class RolloutBuffer(Sink):
         rollout.finals, rollout.states, self._now = [], self._states_before(last), 0
 
     def _states_before(self, now: int) -> dict[int, dict[str, Tensor]]:
-        """The hidden states that a rollout which begins at step `now` may need, by steps from there."""
+        """The hidden states that a rollout from step `now` on may need, by steps from there."""
         before = {step - now: state for step, state in self._rollout.states.items()}
         return {step: state for step, state in before.items() if -self.burn_in <= step < 0}
 
     def begin(
         self, rows: np.ndarray, obs: Arrays, rl2s: np.ndarray, time_idxs: np.ndarray, env_names: list[str]
     ) -> None:
-        """Episodes start in the envs `rows` at the present timestep, or go on where time is not 0."""
+        """Episodes start in the envs `rows` at the present timestep, or continue if their time is not 0."""
         if not self._has_begun:
             self._rollout, self._has_begun = self._allocated(obs, rl2s), True
         rollout, now = self._rollout, self.history + self._now
@@ -195,10 +195,10 @@ class RolloutBuffer(Sink):
         ignored: np.ndarray | None = None,
         extras: Arrays | None = None,
     ) -> None:
-        """One env step of all N envs; see `Sink`.
+        """Store one env step of all N envs; see `Sink`.
 
-        Raises: ValueError when T steps are there already, or the agent returns a key that is taken, or others
-        than before.
+        Raises: ValueError if T steps are already stored, if the agent returns a reserved key, or if its keys
+            change.
         """
         if self._now >= self.num_steps:
             raise ValueError(
@@ -279,7 +279,7 @@ class RolloutBuffer(Sink):
 
 
 def join(rollouts: Sequence[CollectedRollout]) -> CollectedRollout:
-    """One rollout of the envs of all of them, in order; copies unless there is only one."""
+    """Join the envs of several rollouts, in order, into one; copies unless there is only one."""
     first = rollouts[0]
     if len(rollouts) == 1:
         return first
@@ -309,7 +309,7 @@ def join(rollouts: Sequence[CollectedRollout]) -> CollectedRollout:
 
 
 def check_rollout(rollout: CollectedRollout) -> None:
-    """Refuse a rollout in which the agent gave NaN or infinite numbers; environments check theirs themselves.
+    """Refuse a rollout in which the agent returned NaN or infinite numbers; environments check their own.
 
     Raises: ValueError naming the tensor, the first bad step and its env.
     """

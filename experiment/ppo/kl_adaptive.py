@@ -11,18 +11,18 @@ from ...data.errors import check_choice
 
 @gin.configurable
 class KLAdaptiveLR:
-    """Raises the learning rate while updates change the policy little, lowers it when they change it much.
+    """Raises the learning rate if updates change the policy little, and lowers it if they change it much.
 
     KL > band kl_threshold: lr / factor; KL < kl_threshold / band: lr * factor; within [min_lr, max_lr].
 
     Args:
-        kl_threshold: wanted KL divergence between the policies before and after, in nats.
-        factor: above 1.
-        band: at least 1, how far from the threshold the rate stays as it is.
+        kl_threshold: target KL divergence between the policies before and after, in nats.
+        factor: factor of one change, above 1.
+        band: at least 1; the rate does not change within this factor of the threshold.
         min_lr: lower bound.
         max_lr: upper bound.
         per: "epoch" looks once per pass over the rollout, at the mean KL; "minibatch" after every update.
-    Raises: ValueError for impossible bounds.
+    Raises: ValueError for invalid bounds.
     Source: the rule of Schulman et al. 2017, arXiv:1707.06347, section 4, applied to the learning rate.
     """
 
@@ -49,7 +49,7 @@ class KLAdaptiveLR:
         self.scale = 1.0
 
     def adapt(self, kl: float, learning_rate: float) -> float:
-        """Take notice of a KL divergence; returns the factor of the configured `learning_rate`."""
+        """Update the rate for a KL divergence; returns the factor of the configured `learning_rate`."""
         if kl > self.band * self.kl_threshold:
             self.scale /= self.factor
         elif kl < self.kl_threshold / self.band:
@@ -58,9 +58,9 @@ class KLAdaptiveLR:
         return self.scale
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """State as JSON values."""
         return {"scale": self.scale}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the result of `state_dict`."""
         self.scale = float(state["scale"])

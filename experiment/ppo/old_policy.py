@@ -1,4 +1,4 @@
-"""Old log-probabilities and values: a pass over a rollout before the updates, by the weights that acted."""
+"""Old log-probabilities and values: a pass over a rollout before the updates, with the weights that acted."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def old_policy_outputs(
 ) -> tuple[Results, Tensor]:
     """Log-probabilities and values of every step of a rollout; also updates the agent's input statistics.
 
-    groups: contain every step once, and what followed it as the next step or as a tail.
+    groups: contain every step once, and the timestep that followed it as the next step or as a tail.
     Returns: "log_probs", "values" (T * N, 1) and "params" (T * N, P) float32 of the steps, and the values
-        (T, N) of what followed them.
+        (T, N) of the timesteps that followed.
     """
     agent.eval()
     num_steps = tensors.num_steps * tensors.num_envs
-    values = torch.zeros(len(tensors.rl2s), 1, device=tensors.device)  # of all timesteps
+    values = torch.zeros(len(tensors.rl2s), 1, device=tensors.device)  # values of all timesteps
     results: Results = {}
     for indices in groups:
         batch = tensors.gather(indices, {})
@@ -53,10 +53,10 @@ def old_policy_outputs(
 
 @torch.no_grad()
 def refreshed_states(agent: OnPolicyAgent, tensors: RolloutTensors, num_envs: Sequence[int]) -> list[Any]:
-    """Hidden states to go on from after a rollout, as the present weights make them of the running episodes.
+    """Hidden states from which to continue after a rollout, recomputed with the present weights.
 
-    num_envs: of each buffer that the rollout was read from.
-    Returns: a state to act on from for each.
+    num_envs: number of envs of each buffer that the rollout was read from.
+    Returns: a state for each, from which acting continues.
     """
     agent.eval()
     indices, resets, is_fresh = tensors.running_episodes(agent.context_len or 0)
@@ -70,7 +70,7 @@ def refreshed_states(agent: OnPolicyAgent, tensors: RolloutTensors, num_envs: Se
 
 
 def disagreement(results: Results, steps: Results) -> dict[str, float]:
-    """How far acting was from what the same weights say of whole sequences; rounding only, if all is well."""
+    """Difference between acting and the same weights on whole sequences; only rounding errors, normally."""
     figures, valid = {}, steps["valid"].reshape(-1)
     names = {"log_probs": "initial_logratio_abs_max", "values": "initial_value_diff_abs_max"}
     for name, figure in names.items():
@@ -83,12 +83,12 @@ def disagreement(results: Results, steps: Results) -> dict[str, float]:
 def rounding(
     distribution: DistributionType, results: Results, actions: Tensor, mask: Tensor, dtype: torch.dtype
 ) -> float:
-    """How far apart log-probs may lie for the order of computation alone, in nats.
+    """Largest difference of log-probs that the order of computation alone can cause, in nats.
 
-    Sums of a network may differ in the last digits of the largest of its outputs, here the parameters of
-    the policy; a log-prob then moves by its derivative times that, and has a last place of its own.
+    Sums of a network may differ in the last digits of the largest of its outputs, here the parameters of the
+    policy. A log-prob then changes by its derivative times that difference, plus its own rounding error.
 
-    actions: (T * N, A). mask: (T, N) bool, steps that count. dtype: with whose precision the network works.
+    actions: (T * N, A). mask: (T, N) bool, steps that count. dtype: precision of the network.
     """
     valid = mask.reshape(-1)
     params = results["params"][valid].detach().requires_grad_()
@@ -103,7 +103,7 @@ def rounding(
 
 
 def spread(values: Tensor, returns: Tensor, advantages: Tensor, mask: Tensor) -> dict[str, float]:
-    """How well the values explain the returns, and how large all are; (T, N) each, of all processes."""
+    """Figures on the fit of values to returns, and on their size; (T, N) each, of all processes."""
     v, y, a = values.double(), returns.double(), advantages.double()
     moments = means_over_processes([v, y, a, y - v, y * y, a * a, (y - v) * (y - v)], mask)
     value, mean_return, advantage, residual, y_squares, a_squares, residual_squares = moments

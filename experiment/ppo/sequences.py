@@ -1,4 +1,4 @@
-"""Cutting a rollout into sequences: where each begins, what is read before it, and how it becomes a batch."""
+"""Cutting a rollout into sequences: their starts, the context before them, and batches of them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Results = dict[str, Tensor]
 class Pieces:
     """P sequences of consecutive steps of single episodes; all arrays are (P,) int64.
 
-    envs: of which env. firsts: number of the first step. lengths: in steps.
-    prefixes: timesteps that are read before the first step, without loss.
-    starts: the step before which the hidden state was taken (below 0: of the rollout before); the smallest
-        integer to begin with none.
+    envs: number of the env. firsts: number of the first step. lengths: in steps.
+    prefixes: number of timesteps that are read before the first step, without loss.
+    starts: the step that the hidden state precedes (below 0: a step of the previous rollout); the smallest
+        integer to begin without a state.
     """
 
     envs: np.ndarray
@@ -36,23 +36,23 @@ class Pieces:
     starts: np.ndarray
 
     def __len__(self) -> int:
-        """P."""
+        """The number of pieces, P."""
         return len(self.envs)
 
     def take(self, index: np.ndarray) -> Pieces:
-        """The pieces that `index` names."""
+        """The pieces selected by `index`."""
         return Pieces(*(column[index] for column in vars(self).values()))
 
 
 def cut(rollout: CollectedRollout, chunk_len: int, *, context: int | None, burn_in: int = 0) -> Pieces:
-    """Cut every env's steps at multiples of chunk_len, at episode borders and at steps that are none.
+    """Cut every env's steps at multiples of chunk_len, at episode borders and at invalid steps.
 
     Args:
-        rollout: what was collected.
+        rollout: the collected rollout.
         chunk_len: in steps.
-        context: timesteps of the running episode to read again before a piece, at most; None to continue from
-            the kept hidden states instead.
-        burn_in: timesteps before each chunk's first from whose kept state it is continued, without loss.
+        context: largest number of timesteps of the running episode to read again before a piece; None
+            continues from the kept hidden states instead.
+        burn_in: number of timesteps before each chunk that are read without loss, from the state kept there.
     """
     valid = rollout.steps["valid"].T  # (N, T)
     num_steps = valid.shape[1]
@@ -62,7 +62,7 @@ def cut(rollout: CollectedRollout, chunk_len: int, *, context: int | None, burn_
     begins = valid.copy()
     begins[:, 1:] &= chunk_start[1:] | resets[:, 1:] | ~valid[:, :-1]
     envs, firsts = np.nonzero(begins)
-    # A piece ends where the next one of its env begins, or before the next step that is none.
+    # A piece ends where the next one of its env begins, or before the next invalid step.
     stops = np.full(len(envs), num_steps)
     same_env = envs[1:] == envs[:-1]
     stops[:-1][same_env] = firsts[1:][same_env]
@@ -83,7 +83,7 @@ def cut(rollout: CollectedRollout, chunk_len: int, *, context: int | None, burn_
 
 
 def single_steps(rollout: CollectedRollout) -> Pieces:
-    """Every step as a piece of its own, for agents without memory."""
+    """Every step as a separate piece, for agents without memory."""
     firsts, envs = np.nonzero(rollout.steps["valid"])
     zeros = np.zeros(len(envs), np.int64)
     return Pieces(envs, firsts, zeros + 1, zeros, zeros + _FRESH)
@@ -93,10 +93,10 @@ def single_steps(rollout: CollectedRollout) -> Pieces:
 class GatherIndices:
     """P sequences of length L as indices into the flat tensors of `RolloutTensors`.
 
-    timesteps, steps: (P, L) int64; steps are 0 where an entry is not a step.
-    kinds: (P, L) int8, PADDING, STEP, CONTEXT (only read) or TAIL (what followed the last step).
+    timesteps, steps: (P, L) int64; steps are 0 at entries that are not a step.
+    kinds: (P, L) int8, PADDING, STEP, CONTEXT (only read) or TAIL (after the last step).
     is_fresh: (P,) bool, True where a sequence begins without a state.
-    states: (P,) int64, row of the kept hidden states; None if all begin without.
+    states: (P,) int64, row of the kept hidden states; None if all begin without one.
     is_dense: True if every entry is a step.
     """
 
@@ -108,7 +108,7 @@ class GatherIndices:
     is_dense: bool
 
     def split(self, count: int) -> list[GatherIndices]:
-        """`count` groups of sequences of about equal number."""
+        """Split the sequences into `count` groups of about equal number."""
         if count == 1:
             return [self]
         parts = [x.tensor_split(count) for x in (self.timesteps, self.steps, self.kinds, self.is_fresh)]
@@ -120,22 +120,23 @@ class GatherIndices:
 class RolloutTensors:
     """A rollout as flat tensors on the agent's device, from which batches of pieces are gathered.
 
-    Timesteps are numbered row by row, followed by the last ones of truncated episodes; steps likewise.
+    Timesteps are numbered row by row, followed by the last ones of truncated episodes. Steps are numbered in
+    the same way.
 
-    obs, rl2s, time_idxs: each (R, ...), R timesteps. actions: (T * N, A) float32.
+    obs, rl2s, time_idxs: each (R, ...) for R timesteps. actions: (T * N, A) float32.
     steps: by key, each (T, N, ...), as in `CollectedRollout`.
     successors: (T, N) int64 (numpy), the timestep that followed each step.
 
     Args:
-        rollout: what was collected.
+        rollout: the collected rollout.
         actions: (T, N, A) float32, as in RolloutBatch.
-        device: where the agent is.
+        device: device of the agent.
     """
 
     def __init__(self, rollout: CollectedRollout, actions: np.ndarray, device: torch.device) -> None:
         self.rollout, self.device = rollout, device
         self.num_steps, self.num_envs = rollout.steps["valid"].shape
-        self._some_timestep = rollout.history * self.num_envs  # one that is there, which padding reads
+        self._some_timestep = rollout.history * self.num_envs  # an existing timestep for padding
         finals = rollout.finals
 
         def flat(rows: np.ndarray, ends: Sequence[np.ndarray]) -> Tensor:
@@ -153,7 +154,7 @@ class RolloutTensors:
         self._states = {
             key: torch.cat(
                 [states[step][key].to(device) for step in steps]
-            )  # those of a checkpoint are not there
+            )  # states of a checkpoint are not included
             for key in (states[steps[0]] if steps else ())
         }
 
@@ -170,7 +171,7 @@ class RolloutTensors:
     def indices(self, pieces: Pieces, *, tails: bool = False) -> GatherIndices:
         """The indices of these pieces.
 
-        tails: add what followed a piece's last step, unless that terminated the episode.
+        tails: add the timestep after a piece's last step, unless that step terminated the episode.
         """
         lengths = pieces.prefixes + pieces.lengths
         longest = int(lengths.max())
@@ -195,7 +196,7 @@ class RolloutTensors:
         return self._indices(timesteps, steps, kinds, is_fresh, states)
 
     def all_timesteps(self) -> GatherIndices:
-        """Every timestep of this rollout as a sequence of its own, for agents without memory."""
+        """Every timestep of this rollout as a separate sequence, for agents without memory."""
         timesteps = np.arange(self.rollout.history * self.num_envs, len(self.rl2s))[:, None]
         steps = np.arange(len(timesteps))[:, None]
         is_step = steps < self.num_steps * self.num_envs
@@ -207,8 +208,8 @@ class RolloutTensors:
     def running_episodes(self, context: int) -> tuple[GatherIndices, Tensor, Tensor]:
         """The timesteps of every env's running episode before the newest one.
 
-        Returns: indices (N, L) that all end with the last step; where each begins, (N, L) bool; and whether
-            the episode begins only now, (N,) bool.
+        Returns: indices (N, L) that all end with the last step; (N, L) bool, True at the start of each; and
+            (N,) bool, True if the episode begins only now.
         """
         newest = self.rollout.history + self.num_steps
         known = newest - self.rollout.known_from
@@ -250,7 +251,7 @@ class RolloutTensors:
         """The batch at these indices; `results` (T * N, ...), by field name, are filled in at its steps."""
         timesteps, steps = indices.timesteps.reshape(-1), indices.steps.reshape(-1)
         exists, is_step = (indices.kinds != PADDING)[..., None], (indices.kinds == STEP)[..., None]
-        # A piece lies within one episode, so an episode can begin with its first place only.
+        # A piece lies within one episode, so an episode can begin only at its first place.
         resets = torch.zeros(indices.kinds.shape, dtype=torch.bool, device=self.device)
         resets[:, 0] = indices.is_fresh
 
@@ -274,7 +275,7 @@ class RolloutTensors:
 
 
 def _next_true(flags: np.ndarray) -> np.ndarray:
-    """(N, T) bool -> (N, T) int64, the first place from here on that is True, T if there is none."""
+    """The first True of flags (N, T) bool from each place on, as (N, T) int64; T if there is none."""
     num_steps = flags.shape[1]
     place = np.where(flags, np.arange(num_steps), num_steps)
     nearest: np.ndarray = np.minimum.accumulate(place[:, ::-1], axis=1)[:, ::-1]
@@ -282,12 +283,12 @@ def _next_true(flags: np.ndarray) -> np.ndarray:
 
 
 def shuffled_minibatches(pieces: Pieces, count: int, rng: np.random.Generator) -> list[Pieces]:
-    """All pieces in `count` random groups of about equally many steps.
+    """Divide all pieces into `count` random groups of about equally many steps.
 
-    All processes take the same number of updates, however few pieces one of them has: groups for which none
-    is left hold a piece that is only read.
+    All processes take the same number of updates, even if one of them has few pieces: a group without a piece
+    of its own holds one that is only read.
 
-    Raises: ValueError when there is no piece.
+    Raises: ValueError if there are no pieces.
     """
     if not len(pieces):
         raise ValueError(
@@ -307,13 +308,13 @@ def shuffled_minibatches(pieces: Pieces, count: int, rng: np.random.Generator) -
 
 
 def _only_read(pieces: Pieces) -> Pieces:
-    """The same timesteps, all of them before the first step of which the loss is asked."""
+    """The same timesteps, all of them before the first step that has a loss."""
     read = pieces.prefixes + pieces.lengths
     return Pieces(pieces.envs, pieces.firsts + pieces.lengths, np.zeros_like(read), read, pieces.starts)
 
 
 def policy_actions(steps: Arrays, space: PolicyActionSpace) -> np.ndarray:
-    """(T, N, A) float32, what the policy chose: one-hot if discrete, else its sample before clipping."""
+    """Actions of the policy, (T, N, A) float32: one-hot if discrete, else the sample before clipping."""
     code = ActionCode(space)
     if not code.has_integers:
         chosen: np.ndarray = steps.get("samples", steps["actions"])
@@ -321,6 +322,6 @@ def policy_actions(steps: Arrays, space: PolicyActionSpace) -> np.ndarray:
     num_steps, num_envs = steps["actions"].shape[:2]
     rows = steps["actions"].reshape(num_steps * num_envs, *([] if code.nvec is None else [-1]))
     one_hot = np.zeros((len(rows), code.width), np.float32)
-    # Steps that were none may hold any action.
+    # Invalid steps may hold any action.
     code.write(np.clip(rows, 0, np.subtract(code.nvec or code.width, 1)), one_hot)
     return one_hot.reshape(num_steps, num_envs, -1)

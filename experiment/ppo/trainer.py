@@ -1,4 +1,4 @@
-"""On-policy training: from a full rollout to K epochs of updates on shuffled sequences."""
+"""On-policy training: from a full rollout to several passes of updates on shuffled sequences."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ from .old_policy import (
 from .sequences import GatherIndices, Pieces, Results, RolloutTensors
 
 logger = logging.getLogger("loxodon")
-_STEPS_WITHOUT_GRADIENT = 2  # per step with one in the same memory, at least
-_KL_ROUNDING = 1e-5  # nats; far above what float32 makes of a divergence of 0, far below that of any dropout
+_STEPS_WITHOUT_GRADIENT = 2  # at least this many fit in the memory of one with gradient
+# In nats; far above the float32 error at a divergence of 0, far below the effect of any dropout.
+_KL_ROUNDING = 1e-5
 _PRECISIONS = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -58,40 +59,42 @@ _PRECISIONS = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat1
 class PPOLearner(Trainer):
     """Trains an on-policy agent on one rollout after the other.
 
-    A rollout is cut into sequences of single episodes. One pass without gradient finds log-probs, values and
-    the values of what followed; GAE gives advantages; then `update_epochs` passes over all sequences follow,
-    in minibatches that are drawn anew each time. Sequences continue from the hidden states that acted.
+    A rollout is cut into sequences of single episodes. One pass without gradient computes log-probs, values
+    and the values of the following timesteps; GAE gives advantages. Then `update_epochs` passes over all
+    sequences follow, in minibatches that are drawn anew each time. Sequences continue from the hidden states
+    that acted.
 
     Args:
         agent: acts and learns.
         learner: applies updates.
-        ctx: of the run.
+        ctx: context of the run.
         num_steps: T, steps of a rollout in every env.
-        num_envs: N, of this process.
-        max_seq_len: of the run.
+        num_envs: N, the number of envs of this process.
+        max_seq_len: setting of the run.
         cast: makes the autocast context of the forward pass.
-        batches_per_update: parts of a minibatch whose gradients are added up.
-        first_epoch: in which updates are made.
-        keeps_trajectories: rollouts are stored in files too, with the values that were found while acting.
-        update_epochs: passes over each rollout.
-        minibatches: of each pass, with about equally many steps.
+        batches_per_update: number of parts of a minibatch whose gradients are added up.
+        first_epoch: first epoch with updates.
+        keeps_trajectories: rollouts are also stored in files, with the values computed while acting.
+        update_epochs: number of passes over each rollout.
+        minibatches: number of minibatches of each pass, with about equally many steps.
         chunk_len: steps in the longest sequence; None for as many as T and max_seq_len allow. Agents without
-            memory train on single steps whatever this is.
-        burn_in: timesteps before a sequence that are read again, without loss, so that its hidden state is
-            one of the present weights. For recurrent encoders.
-        context_mode: what an encoder with a limited context begins a sequence with: "episode" reads the
-            episode's earlier timesteps again, as far as they matter (exact after each update); "segment"
-            continues from the keys and values that acted (cheaper; they age during the updates).
-        target_kl: an update whose minibatch is further than this from the policy that collected, in nats
-            (k3 estimate, all processes), is not made and ends ... None never does.
-        stop_scope: ... only this "batch", this "epoch" or the whole "update" of this rollout.
-        recompute_old: train against the log-probs and values of the pass without gradient, not those that
-            were found while acting.
+            memory always train on single steps.
+        burn_in: timesteps before a sequence that are read again, without loss, so that its hidden state comes
+            from the present weights. For recurrent encoders.
+        context_mode: start of a sequence for an encoder with a limited context. "episode" reads the episode's
+            earlier timesteps again, as far as they matter (exact after each update). "segment" continues from
+            the keys and values that acted (cheaper; they age during the updates).
+        target_kl: updates stop when the minibatch KL divergence from the collecting policy exceeds this, in
+            nats (k3 estimate, all processes); that update is skipped. None disables it.
+        stop_scope: what `target_kl` stops: only this "batch", this "epoch", or the whole "update" of this
+            rollout.
+        recompute_old: train against the log-probs and values of the pass without gradient instead of those
+            computed while acting.
         advantage_estimator: makes the estimator.
         advantage_norm: makes the normaliser of advantages.
         reward_normalizer: makes the normaliser of rewards, such as @RewardNormalizer; None for none.
-        lr_adapter: makes what adapts the learning rate, such as @KLAdaptiveLR; None for none.
-    Raises: ValueError for settings that cannot work together.
+        lr_adapter: makes the adapter of the learning rate, such as @KLAdaptiveLR; None for none.
+    Raises: ValueError for settings that do not work together.
     Source: Schulman et al. 2017, arXiv:1707.06347.
     """
 
@@ -141,7 +144,7 @@ class PPOLearner(Trainer):
         self._kls: list[tuple[float, float]] = []  # KL divergence and timesteps of each minibatch so far
 
     def check(self, *, has_schedule: bool) -> None:
-        """Raise ValueError if two settings want to set the learning rate."""
+        """Raise ValueError if two settings control the learning rate."""
         if self.lr_adapter is not None and has_schedule:
             raise ValueError(
                 "Both Experiment.lr_schedule and PPOLearner.lr_adapter are bound, but only one can set the "
@@ -193,7 +196,7 @@ class PPOLearner(Trainer):
         return [buffer]
 
     def train(self, epoch: int) -> None:
-        """Learn from the rollout of this epoch, and log what came out.
+        """Learn from the rollout of this epoch, and log the figures.
 
         Raises: ValueError when the rollout is incomplete or holds NaN; FloatingPointError for a loss that is
             not finite, unless such updates are left out.
@@ -226,9 +229,9 @@ class PPOLearner(Trainer):
     ) -> dict[str, float]:
         """Train on the rollout that fills the buffers, and free them.
 
-        epoch: decides the minibatches together with the seed. should_stop: asked between updates. updates:
-        False makes none; statistics move all the same.
-        Returns: figures of all processes' rollouts, extremes and losses aside, and of the updates.
+        epoch: decides the minibatches, together with the seed. should_stop: called between updates.
+        updates: False makes none; statistics are still updated.
+        Returns: figures of the updates, and of all processes' rollouts apart from extremes and losses.
         Raises: ValueError when the rollout is incomplete or holds NaN.
         """
         rollout = join([buffer.read() for buffer in self.buffers])
@@ -242,7 +245,7 @@ class PPOLearner(Trainer):
         else:
             self.agent.after_imitation()
             figures |= {"updates": 0.0, "updates_share": 0.0}
-        if self.rereads_context:  # so that acting, too, goes on from what the new weights make of the episode
+        if self.rereads_context:  # so that acting, too, continues with the new weights' memory of the episode
             sizes = [buffer.num_envs for buffer in self.buffers]
             for buffer, state in zip(self.buffers, refreshed_states(self.agent, tensors, sizes), strict=True):
                 buffer.carried_state = state
@@ -251,17 +254,17 @@ class PPOLearner(Trainer):
         return figures
 
     def describe(self) -> str:
-        """What is done with each rollout, in a few words."""
+        """A short description of the training on each rollout."""
         updates = self.update_epochs * self.minibatches
         return f"up to {updates:,} updates on sequences of up to {self.chunk_len} steps"
 
     def raise_alarm(self, figures: dict[str, float]) -> None:
-        """Warn, once, when acting and training do not agree on what the same weights do."""
+        """Warn, once, if acting and training disagree on the outputs of the same weights."""
         found, limit = (figures[f"initial_logratio_{name}_max"] for name in ("abs", "rounding"))
-        # Log-ratios all as large as the limit give the first minibatch a divergence of limit^2 / 2.
+        # If all log-ratios are as large as the limit, the first minibatch has a divergence of limit^2 / 2.
         if (kl := figures.get("initial_kl", 0.0)) > max(limit**2 / 2.0, _KL_ROUNDING):
             found = max(found, (2.0 * kl) ** 0.5)
-        # Burn-in reads with new weights what the old ones acted on, so there a difference means nothing.
+        # Burn-in reads with new weights the timesteps of the old ones, so a difference means nothing there.
         if found > limit and not self.burn_in and not self._has_warned:
             self._has_warned = True
             logger.warning(
@@ -276,10 +279,11 @@ class PPOLearner(Trainer):
     # ---- before the updates ----
 
     def _precision(self) -> torch.dtype:
-        """Of what the agent computes."""
+        """Precision of the agent's computations."""
         precision = _PRECISIONS[self.accelerator.mixed_precision]
         uses_tf32 = self.accelerator.device.type == "cuda" and torch.backends.cudnn.allow_tf32
-        return torch.float16 if precision == torch.float32 and uses_tf32 else precision  # as many digits
+        # A float16 number has as many digits as TF32.
+        return torch.float16 if precision == torch.float32 and uses_tf32 else precision
 
     def _pieces(self, rollout: CollectedRollout) -> Pieces:
         """The sequences to train on."""
@@ -302,7 +306,7 @@ class PPOLearner(Trainer):
             found |= {name: acted[name].reshape(found[name].shape) for name in ("log_probs", "values")}
         rewards = acted["rewards"].float().where(mask, 0.0)
         if self.reward_normalizer is not None:
-            if tensors.rollout.resets[tensors.rollout.history].all():  # no episode goes on
+            if tensors.rollout.resets[tensors.rollout.history].all():  # no episode continues
                 self.reward_normalizer.restart()
             rewards = self.reward_normalizer(rewards, ended, mask)
             (figures["normalized_reward"],) = means_over_processes([rewards], mask)
@@ -318,12 +322,12 @@ class PPOLearner(Trainer):
         return found, figures
 
     def _old_policy_indices(self, tensors: RolloutTensors, pieces: Pieces) -> Iterator[GatherIndices]:
-        """All steps and what followed them, in groups that need less memory than a minibatch's update."""
+        """All steps and the timesteps after them, in groups that need less memory than an update."""
         count = -(-self.minibatches * self.batches_per_update // _STEPS_WITHOUT_GRADIENT)
         if self.agent.context_len == 0:
             yield from tensors.all_timesteps().split(count)
             return
-        by_length = np.argsort(pieces.lengths, kind="stable")  # little padding
+        by_length = np.argsort(pieces.lengths, kind="stable")  # so that there is little padding
         for index in np.array_split(by_length, min(count, len(pieces))):
             yield tensors.indices(pieces.take(index), tails=True)
 
@@ -345,7 +349,7 @@ class PPOLearner(Trainer):
         last_kl, is_over, skipped_before = 0.0, False, self.learner.skipped_updates
         for i in range(self.update_epochs):
             num_before = len(self._kls)
-            # Details cost a good part of an update; passes that may be the last one have them.
+            # Details cost a good part of an update; only one update of a pass that may be the last has them.
             has_details = self.target_kl is None and i < self.update_epochs - 1
             for part in sequences.shuffled_minibatches(pieces, self.minibatches, rng):
                 num_skipped = self.learner.skipped_updates
@@ -383,12 +387,12 @@ class PPOLearner(Trainer):
                 batches,
                 with_metrics,
                 lambda found: self._may_step(found, counts),
-                looks=not self._kls,  # at the first minibatch of a rollout
+                looks=not self._kls,  # only at the first minibatch of a rollout
             )
         )
 
     def _batches(self, tensors: RolloutTensors, results: Results, pieces: Pieces) -> list[RolloutBatch]:
-        """A minibatch, in as many parts as there are batches per update."""
+        """A minibatch, divided into as many parts as there are batches per update."""
         indices = tensors.indices(pieces).split(min(self.batches_per_update, len(pieces)))
         return [tensors.gather(part, results) for part in indices]
 
@@ -406,9 +410,9 @@ class PPOLearner(Trainer):
         ]
 
     def _may_step(self, found: Sequence[Mapping[str, Any]], counts: Sequence[float]) -> bool:
-        """Asked before the step: note the KL divergence of all processes, and decide alike in all.
+        """Called before the step: store the KL divergence of all processes, and decide alike in all.
 
-        found: what compute_loss returned. counts: timesteps that each of these is the mean of.
+        found: the results of compute_loss. counts: number of timesteps that each of them averages over.
         """
         own = [sum(float(one["kl"]) * n for one, n in zip(found, counts, strict=True)), sum(counts)]
         total, count = sum_over_ranks(own, self.accelerator)
@@ -420,7 +424,7 @@ class PPOLearner(Trainer):
         return True
 
     def _adapt(self, kl: float, per_minibatch: bool) -> None:
-        """Let the learning rate follow, if this is when that is asked for."""
+        """Adapt the learning rate if the adapter runs at this interval."""
         if self.lr_adapter is not None and self.lr_adapter.per_minibatch is per_minibatch:
             self.learner.lr_scale = self.lr_adapter.adapt(kl, self.learner.base_learning_rate)
 
@@ -429,11 +433,11 @@ class PPOLearner(Trainer):
         return {name: part for name in names if (part := getattr(self, name)) is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """What exact resumption needs of this process, JSON-able."""
+        """State of this process for exact resumption, as JSON values."""
         return {name: part.state_dict() for name, part in self._parts().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; parts that this run or that one does without are left out."""
+        """Restore the result of `state_dict`; parts that either run does without are left out."""
         for name, part in self._parts().items():
             if state.get(name) is not None:
                 part.load_state_dict(state[name])
@@ -442,18 +446,18 @@ class PPOLearner(Trainer):
 
 
 def _switch_dropout_off(agent: OnPolicyAgent) -> None:
-    """The mode of updates: as in acting, so that ratios are 1 before the first step."""
+    """Switch dropout off in updates, as in acting, so that ratios are 1 before the first step."""
     agent.eval()
     for module in agent.modules():
         if isinstance(module, nn.RNNBase) and not module.dropout:
-            module.train()  # the same, but cuDNN has gradients in this mode only
+            module.train()  # the same outputs, but cuDNN has gradients in this mode only
 
 
 def _summary(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """One figure of each name that updates reported.
 
-    `effective_sample_size` is that of weighting the steps of all updates and processes by their ratios, as a
-    share of their number.
+    `effective_sample_size` is the effective number of steps of all updates and processes, weighted by their
+    ratios, as a share of their number.
     """
     found = merged([(update, 1.0) for update in updates])
     if "ratio_mean_square" in found:
@@ -463,7 +467,7 @@ def _summary(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def mean_kl(kls: Sequence[tuple[float, float]]) -> float:
-    """Of (divergence, timesteps) pairs, weighted; those that are not finite are left out."""
+    """Weighted mean of (divergence, timesteps) pairs; those that are not finite are left out."""
     known = [(kl, n) for kl, n in kls if math.isfinite(kl)]
     count = sum(n for _, n in known)
     return sum(kl * n for kl, n in known) / count if count else 0.0

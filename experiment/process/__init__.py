@@ -1,1 +1,1 @@
-"""Process hygiene: signals, exit statuses, threads, random generators, files, several ranks."""
+"""Process utilities: signals, exit statuses, threads, random generators, files, several ranks."""

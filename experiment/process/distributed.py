@@ -1,4 +1,4 @@
-"""What processes that train together tell each other: decisions, figures and finished episodes.
+"""Communication between processes that train together: decisions, figures and finished episodes.
 
 All of them have to call every function here, in the same order; with one process it costs nothing.
 """
@@ -23,14 +23,14 @@ from ...envs import Histories
 
 T = TypeVar("T")
 logger = logging.getLogger("loxodon")
-_LONGEST_WAIT = timedelta(minutes=30)  # of a process for another one that evaluates or writes a checkpoint
+_LONGEST_WAIT = timedelta(minutes=30)  # longest wait for a process that evaluates or writes a checkpoint
 _ASK_EVERY_S = 1.0
 _MAX_UPDATES_UNASKED = 1000
-_TRANSPORTS = re.compile("gloo|nccl", re.IGNORECASE)  # their errors bear their names
+_TRANSPORTS = re.compile("gloo|nccl", re.IGNORECASE)  # their error texts contain their names
 
 
 def make_accelerator(mixed_precision: str) -> Accelerator:
-    """Accelerate's view of devices and processes. Accumulation is the learner's own, so it is off here."""
+    """Accelerate's view of devices and processes. The learner does accumulation itself, so it is off here."""
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != mixed_precision:
         AcceleratorState._reset_state()  # an earlier Experiment of this process had another precision
     waits = InitProcessGroupKwargs(timeout=_LONGEST_WAIT)
@@ -48,7 +48,7 @@ def make_accelerator(mixed_precision: str) -> Accelerator:
 
 
 def from_main(compute: Callable[[], T], accelerator: Accelerator) -> T:
-    """What `compute` returns in the main process, in all processes; it is called there alone."""
+    """Call `compute` in the main process only, and return its result in all processes."""
     if accelerator.num_processes == 1:
         return compute()
     values = [compute() if accelerator.is_main_process else None]
@@ -57,7 +57,7 @@ def from_main(compute: Callable[[], T], accelerator: Accelerator) -> T:
 
 
 def gather(item: T, accelerator: Accelerator) -> list[T]:
-    """The items of all processes, by rank; they are pickled on the way."""
+    """The items of all processes, by rank; they are pickled for the transfer."""
     return [item] if accelerator.num_processes == 1 else list(gather_object([item]))
 
 
@@ -77,7 +77,7 @@ def sum_over_ranks(values: list[float], accelerator: Accelerator) -> list[float]
 
 
 def merge_episodes(histories: Histories, accelerator: Accelerator) -> Histories:
-    """The finished episodes of all processes: each weighs the same in means and quantiles."""
+    """The finished episodes of all processes; each weighs the same in means and quantiles."""
     if accelerator.num_processes == 1:
         return histories
     merged = Histories.create(num_envs=1)
@@ -102,11 +102,12 @@ def merge_metrics(
     """One figure of each name for all processes together.
 
     Args:
-        metrics: of this process. Names that end in `_min` or `_max` give the extreme, all others a mean.
-        weight: of this process in these means, such as its real timesteps.
-        accelerator: of the run.
-        sums: names that are added up instead.
-        shares: names of which every process weighs the same.
+        metrics: figures of this process. Names that end in `_min` or `_max` give the extreme, all others a
+            mean.
+        weight: weight of this process in these means, such as its real timesteps.
+        accelerator: accelerator of the run.
+        sums: names of figures that are added up instead.
+        shares: names of figures with equal weight for every process.
     """
     return merged(gather((dict(metrics), weight), accelerator), sums, shares)
 
@@ -129,10 +130,10 @@ def merged(
 
 
 class StopWatch:
-    """Tells during training whether any process was asked to stop, and tells all of them at the same update.
+    """Lets all processes stop at the same update if any of them was asked to stop during training.
 
-    One process looks after every update. Several ask each other about once a second, after a number of
-    updates that follows from how long the last ones took in all processes.
+    A single process checks after every update. Several processes check together about once a second, after a
+    number of updates that follows from the duration of the last ones in all processes.
     """
 
     def __init__(self, requested: Callable[[], bool], accelerator: Accelerator) -> None:
@@ -156,7 +157,7 @@ class StopWatch:
 
 @contextlib.contextmanager
 def explained_loss_of_contact(accelerator: Accelerator) -> Iterator[None]:
-    """Say in plain words that another process is gone, when a message to it fails.
+    """Explain that another process is gone, when a message to it fails.
 
     Raises: RuntimeError instead of the transport's own error.
     """

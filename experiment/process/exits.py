@@ -1,4 +1,4 @@
-"""How a run ends: exit statuses, as argparse and shells use them, and what may not end it."""
+"""Exit statuses, as argparse and shells use them, and protection against silent exits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 FAILED = 1
 CONFIG_ERROR = 2  # trying again would not help
-INTERRUPTED = 128 + signal.SIGINT  # by which a shell's loop over commands knows to end too
+INTERRUPTED = 128 + signal.SIGINT  # lets a shell's loop over commands end too
 logger = logging.getLogger("loxodon")
 
 
@@ -23,7 +23,7 @@ class Stopped(SystemExit):
 def without_foreign_exits() -> Iterator[None]:
     """Keep foreign code from ending the program silently.
 
-    Raises: RuntimeError for a SystemExit that is not `Stopped`, with the place that it comes from.
+    Raises: RuntimeError for a SystemExit that is not `Stopped`, with the place that raised it.
     """
     try:
         yield
@@ -39,10 +39,10 @@ def without_foreign_exits() -> Iterator[None]:
 
 
 def close_each(parts: Iterable[tuple[str, Callable[[], Any]]]) -> None:
-    """Call everything that closes a part. One that fails costs a warning, and never the rest.
+    """Call all functions that close a part. An error causes a warning, and the others are still called.
 
     Args:
-        parts: the name of each part, for the warning, and what closes it.
+        parts: the name of each part, for the warning, and the function that closes it.
     """
     for name, close in parts:
         try:

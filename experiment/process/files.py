@@ -1,4 +1,4 @@
-"""Files that others may be reading (complete or absent), and files of any content that others wrote."""
+"""Files that others may be reading (complete or absent), and files with unchecked content by others."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any, Generic, TypeVar
 
 logger = logging.getLogger("loxodon")
 Content = TypeVar("Content")
-_MOST_BYTES = 1 << 28  # size of a text that is read at once
+_MOST_BYTES = 1 << 28  # largest text that is read at once, in bytes
 
 
 @contextlib.contextmanager
 def atomic_write(path: Path, *, is_durable: bool = True) -> Iterator[Path]:
-    """Gives a temporary path to write to; it takes the place of `path` at once when all of it is on the disk.
+    """Gives a temporary path to write to; it replaces `path` at once when all of it is on the disk.
 
-    The folder is made. After an error the file that was there is as before. is_durable: False does not wait
-    for the disk, for what is written again soon.
+    The folder is created if necessary. After an error an existing file stays as it was. is_durable: False
+    does not wait for the disk, for files that are written again soon.
     """
     temp = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -31,14 +31,14 @@ def atomic_write(path: Path, *, is_durable: bool = True) -> Iterator[Path]:
             fsync(temp)
         temp.replace(path)
     except BaseException:
-        with contextlib.suppress(OSError):  # of the two errors the first says more
+        with contextlib.suppress(OSError):  # the first of two errors is more useful
             temp.unlink(missing_ok=True)
         raise
 
 
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Gives a new folder to fill, which becomes `path` at once at the end; an error leaves nothing of it."""
+    """Gives a new folder to fill, which becomes `path` at once at the end; an error removes it."""
     temp = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     shutil.rmtree(temp, ignore_errors=True)
     try:
@@ -51,7 +51,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def remove_left_over(folder: Path) -> None:
-    """Remove what writers that were killed have left in a folder. Nobody may be writing in it."""
+    """Remove the files of killed writers from a folder. There must be no active writers."""
     for temp in folder.glob("*.tmp"):
         if temp.is_dir():
             shutil.rmtree(temp, ignore_errors=True)
@@ -80,8 +80,8 @@ def fsync(path: Path) -> None:
 def check_inside(path: Path, folder: Path) -> None:
     """Raise ValueError if `path` leads out of `folder` by a symbolic link; links within it are allowed.
 
-    This guards what is shared or stored elsewhere: the author of a folder cannot make it take files along
-    that only its reader can open.
+    This protects uploads: the author of a folder cannot use a link to include files that only its reader can
+    open.
     """
     target = os.path.realpath(path)  # unlike Path.resolve, it does not raise for a link to itself
     if not Path(target).is_relative_to(os.path.realpath(folder)):
@@ -106,7 +106,7 @@ def check_tree(source: Path, limit: Path | None = None) -> None:
 
 
 def read_text(path: Path, within: Path) -> str:
-    """The text of a file of the folder `within`, such as that of a run.
+    """The text of a file in the folder `within`, such as that of a run.
 
     Raises: OSError if it cannot be read; ValueError if it is not text, not a plain file, larger than 256 MiB
     or outside the folder.
@@ -122,7 +122,7 @@ def read_text(path: Path, within: Path) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value that a JSON text stands for. Raises: ValueError if it is not JSON, or nested too deep."""
+    """The value of a JSON text. Raises: ValueError if it is not JSON, or nested too deep."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -130,7 +130,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is none, or it is damaged, which a warning says."""
+    """The object in a JSON file; empty if it is missing or damaged, with a warning if damaged."""
     try:
         found = parse_json(path.read_bytes())
         if not isinstance(found, dict):
@@ -144,21 +144,21 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 class WatchedFile(Generic[Content]):
-    """Asks for the content of a file again only when its time, inode or size differ.
+    """Reads the content of a file again only when its time, inode or size differ.
 
     Args:
         path: the file.
-        read: makes the content of it; None, or FileNotFoundError, if there is none.
+        read: returns its content; None, or raises FileNotFoundError, if there is none.
     """
 
     def __init__(self, path: Path, read: Callable[[Path], Content | None]) -> None:
         self.path, self._read = path, read
         self._check: tuple[int, int, int] | None = None
         self._content: Content | None = None
-        self.modified_s = 0.0  # unix time, of what was read last
+        self.modified_s = 0.0  # unix time of the file that was read last
 
     def poll(self) -> Content | None:
-        """The content as it is now; None if there is no file."""
+        """The current content; None if there is no file."""
         try:
             stat = self.path.stat()
             check = (stat.st_mtime_ns, stat.st_ino, stat.st_size)

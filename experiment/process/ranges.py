@@ -1,4 +1,4 @@
-"""Numbers that users set: one error for all that cannot be."""
+"""Check of numbers that users set, with one form of error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def check_number(
 ) -> None:
     """Raise TypeError for a setting that is not a number, ValueError for one below `lowest` or not `above`.
 
-    optional: None is fine too.
+    optional: None is allowed too.
     """
     if optional and value is None:
         return
@@ -29,5 +29,5 @@ def check_number(
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or (whole and not float(value).is_integer()):
         raise TypeError(f"{name} is {value!r}, but must be {allowed}. Fix: set {name} to such a number.")
-    if not value >= lowest or value <= above:  # nor is NaN
+    if not value >= lowest or value <= above:  # also refuses NaN
         raise ValueError(f"{name} is {value!r}, but must be {allowed}. Fix: set {name} to such a number.")

@@ -35,7 +35,7 @@ class GlobalGenerators:
     """The process-wide generators of Python, numpy and torch, as a part whose state a checkpoint keeps."""
 
     def state_dict(self) -> dict[str, Any]:
-        """States of all generators; torch's on the CPU and on every CUDA device."""
+        """States of all generators, including torch's on the CPU and on every CUDA device."""
         return {
             "python": random.getstate(),
             "numpy": np.random.get_state(legacy=True),  # noqa: NPY002
@@ -44,7 +44,7 @@ class GlobalGenerators:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` returned; CUDA's are ignored where the number of devices differs."""
+        """Restore the result of `state_dict`; CUDA's are ignored if the number of devices differs."""
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])  # noqa: NPY002
         torch.set_rng_state(state["cpu"])
@@ -56,7 +56,7 @@ class GlobalGenerators:
 def isolated_rng(seed: int | None) -> Iterator[None]:
     """Run a block with generators seeded by `seed`; afterwards all global generators are as before.
 
-    seed: None lets the block draw what would be drawn next anyway.
+    seed: None keeps the current states for the block.
     """
     generators = GlobalGenerators()
     before = generators.state_dict()

@@ -1,4 +1,4 @@
-"""Stopping on request: SIGINT, SIGTERM and SIGUSR1 raise a flag that the loops look at between two steps."""
+"""Stopping on request: SIGINT, SIGTERM and SIGUSR1 set a flag that the loops check between two steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the last as schedulers warn, and srun hands on
+# The last is the warning of schedulers, and srun passes it on.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _ECHO_S = 1.0
 
 
@@ -18,11 +19,11 @@ class Aborted(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Context manager: the first of these signals inside sets `requested`, a second SIGINT aborts at once.
+    """Context manager: the first of these signals sets `requested`, a second SIGINT aborts at once.
 
     Ctrl-C reaches a process under a launcher twice, from the terminal and from the launcher, which passes it
-    on; so one that follows within a second counts as the same.
-    Outside the main thread it does nothing, because Python lets only that thread handle signals.
+    on. A signal that follows within a second therefore counts as the same.
+    Outside the main thread this does nothing, because Python lets only that thread handle signals.
     """
 
     def __init__(self) -> None:
@@ -31,7 +32,7 @@ class StopRequest:
         self._pid = os.getpid()
         self._first_s = 0.0
         self._begin_s = time.monotonic()
-        self.after_epoch: str | None = None  # why training ends after the running epoch
+        self.after_epoch: str | None = None  # reason why training ends after the running epoch
 
     def requested(self) -> bool:
         """True once a signal asked this process to stop."""
@@ -44,7 +45,7 @@ class StopRequest:
     def ask_after_epoch(self, reason: str) -> None:
         """Ask for the end of training after the running epoch; the first reason counts.
 
-        This leaves `requested` as it is: nothing is interrupted, and the process goes on.
+        This leaves `requested` as it is: nothing is interrupted, and the process continues.
         """
         self.after_epoch = self.after_epoch or reason
 
@@ -53,7 +54,7 @@ class StopRequest:
         return time.monotonic() - self._begin_s
 
     def __enter__(self) -> StopRequest:
-        self.signal_name = self.after_epoch = None  # whatever was asked before concerns what went before
+        self.signal_name = self.after_epoch = None  # earlier requests do not apply to this block
         self._pid, self._begin_s = os.getpid(), time.monotonic()
         if threading.current_thread() is threading.main_thread():
             self._previous = {int(s): signal.signal(s, self._handle) for s in _SIGNALS}
@@ -79,5 +80,5 @@ class StopRequest:
         self.signal_name = signal.Signals(signum).name
 
     def _is_echo(self) -> bool:
-        """True if this is a launcher that passes on what the terminal has sent already."""
+        """True if a launcher is passing on a signal that the terminal has sent already."""
         return "LOCAL_RANK" in os.environ and time.monotonic() - self._first_s < _ECHO_S

@@ -1,4 +1,4 @@
-"""How many threads torch gets: never more than this process may use, and one where more would not pay."""
+"""Number of torch threads: never more than this process may use, and one if more would not pay off."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ import torch
 from ...envs import num_usable_cores
 
 logger = logging.getLogger("loxodon")
-WORTH_MORE = 1e10  # multiply-adds of a forward pass; below, threads on busy cores wait longer than they work
-_replaced: dict[int, int] = {}  # by the number that was set here last, the one before it
+# Multiply-adds of a forward pass; below this, threads on busy cores wait longer than they work.
+WORTH_MORE = 1e10
+_replaced: dict[int, int] = {}  # number of threads before the last change, by the number set then
 
 
 def choose_threads(wanted: int | None, work: float = 0.0) -> None:
     """Set torch's threads.
 
-    The limit is what torch found at the start of the process (OMP_NUM_THREADS, MKL_NUM_THREADS) or was told
-    since by torch.set_num_threads, and this process's share of the cores.
+    The limit is the number that torch found at the start of the process (OMP_NUM_THREADS, MKL_NUM_THREADS) or
+    that torch.set_num_threads has set since, and this process's share of the cores.
 
     Args:
-        wanted: Experiment.torch_threads; more than the limit is cut to it, with a warning. None takes as many
-            as `work` is worth.
+        wanted: Experiment.torch_threads; more than the limit is cut to it, with a warning. None chooses by
+            `work`.
         work: multiply-adds of a forward pass on the CPU.
     """
     found = torch.get_num_threads()
-    found = _replaced.get(found, found)  # what an earlier run of this process has chosen is no limit
-    num_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes that train together on this machine
+    found = _replaced.get(found, found)  # the choice of an earlier run of this process is not a limit
+    # Number of processes that train together on this machine.
+    num_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     limit = max(1, min(found, num_usable_cores() // num_local))
     if wanted is not None and wanted > limit:
         logger.warning(

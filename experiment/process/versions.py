@@ -1,4 +1,4 @@
-"""What a run is made with: versions of packages, the commit of a repository, the machine."""
+"""Environment of a run: versions of packages, the commit of a repository, the machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 import torch
 
 PACKAGES = ("loxodon", "torch", "accelerate", "gymnasium", "numpy", "gin-config", "safetensors")
-"""Those whose versions a run remembers."""
+"""Packages with versions in the record of a run."""
 _GIT_TIMEOUT_S = 2.0
 
 
