@@ -170,7 +170,11 @@ def _run_parser(prog: str) -> Parser:
     add("--resume", action="store_true", help="continue from the newest complete checkpoint of this run")
     add("--test-run", action="store_true", help="collect, train, evaluate and save once, in seconds")
     add("--check", action="store_true", help="validate, build, try one batch of everything, train nothing")
-    add("--print-config", action="store_true", help="print the resolved config with the origin of each value")
+    add(
+        "--print-config",
+        action="store_true",
+        help="print the resolved config with the origin of each value; for a file to run, use --save-config",
+    )
     return parser
 
 
