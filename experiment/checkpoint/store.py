@@ -463,7 +463,7 @@ def _key(key: Any) -> Any:
 def find_files(path: Path, name: str) -> Path:
     """The training state (a folder) or weights (a file) at `path`.
 
-    The folder of an artifact stands for its content, that of a run for its best policy, or else its latest.
+    The folder of an artifact means its content; that of a run means its best policy, or else its latest.
 
     name: name of the setting or function, for the error.
 
