@@ -418,11 +418,10 @@ class OffPolicyAgent(BaseAgent, ABC):
         """Add targets and rewards to the statistics of `values` and `loss_weights`, in training mode."""
         if not self.training:
             return
-        rewards, terminated, mask, _ = self.steps(transitions)
         self.values.gather(targets, transitions.mask)
-        self.values.gather_rewards(rewards, terminated, mask)
         if self.loss_weights is not None:
-            self.loss_weights.gather(rewards, mask)
+            steps = self.steps(transitions)
+            self.loss_weights.gather(steps.rewards, steps.mask)
 
     # --- metrics -------------------------------------------------------------------------------------------
 

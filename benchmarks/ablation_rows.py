@@ -208,10 +208,10 @@ ROWS = {
     "published_popart": Row("SummedValues and FixedUnits: PopArt as published", ("Agent.values=@PopArt()",)),
     "no_summed_values": Row(
         "sums over discounts: a value per discount, in fixed units",
-        ("Agent.values=@FixedUnits()", "FixedUnits.start=@StartAtReward()"),
+        ("Agent.values=@FixedUnits()",),
     ),
     "no_start_at_reward": Row(
-        "StartAtReward: values begin at the first targets", ("SummedValues.start=None",)
+        "StartAtReward (removed for this result): values begin at the first targets", None
     ),
     "no_weight_average": Row("WeightAverage: the newest weights act", ("Learner.weight_average=None",)),
     "published_subset": Row(

@@ -11,7 +11,6 @@ from loxodon.agents import (
     MultiTaskAgent,
     RandomSubset,
     Retrace,
-    StartAtReward,
     SummedValues,
     WeighByReward,
 )
@@ -35,7 +34,7 @@ def parts(kind: type) -> dict[str, Any]:
     found = {
         "training_discounts": (0.1, 0.5, 0.9, 0.99),
         "tau": 0.03,
-        "values": SummedValues(start=StartAtReward()),
+        "values": SummedValues(),
         "loss_weights": WeighByReward(),
     }
     if kind is Agent:

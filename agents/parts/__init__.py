@@ -22,7 +22,7 @@ from .returns import (
     n_step_targets,
     retrace_targets,
 )
-from .values import FixedUnits, PlainValues, PopArt, StartAtReward, SummedValues, ValueScale
+from .values import FixedUnits, PlainValues, PopArt, SummedValues, ValueScale
 
 __all__ = [
     "FixedUnits",
@@ -34,7 +34,6 @@ __all__ = [
     "RandomSubset",
     "Retrace",
     "Returns",
-    "StartAtReward",
     "Steps",
     "SummedValues",
     "UncorrectedReturns",

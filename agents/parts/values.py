@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import gin
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...nets import RunningStatistics, debiased_rate
 from .checks import require_above_zero
@@ -46,9 +46,6 @@ class ValueScale(RunningStatistics):
 
     def gather(self, targets: Tensor, mask: Tensor) -> None:
         """Add targets (B, L, G, 1) where mask (B, L, 1) bool is True."""
-
-    def gather_rewards(self, rewards: Tensor, ends: Tensor, mask: Tensor) -> None:
-        """Add rewards, and whether episodes terminate after them, where mask is True; all of one shape."""
 
 
 @gin.configurable
@@ -192,74 +189,6 @@ def _deviation(mu: Tensor, nu: Tensor) -> Tensor:
 
 
 @gin.configurable
-class StartAtReward(nn.Module):
-    """Start values at the return of the smallest reward, if all rewards have the same sign.
-
-        value_g = c p / max(1 - g p, 1 / max_horizon) at first
-
-    c is the reward closest to 0 among those after which the episode continues, and p is the share of such
-    timesteps. Both are those of the first update. If some rewards are positive and some negative, c is 0.
-
-    Reason: a constant cost per timestep enters long-horizon values only as fast as the target networks
-    follow. Until then, an early end of the episode looks too good or too bad.
-    Source: ours. Off: `SummedValues.start = None`.
-    Effect: none on the tasks of the ablation (docs/algorithm.md); it was added for Acrobot-v1.
-
-    Args:
-        max_horizon: largest number of timesteps over which the reward is summed.
-    """
-
-    gathered: Tensor
-
-    def __init__(self, *, max_horizon: float = 1_000.0) -> None:
-        super().__init__()
-        require_above_zero("StartAtReward", max_horizon=max_horizon)
-        self.max_horizon = max_horizon
-        # Entries: smallest and largest reward after which an episode continues, number of these rewards, and
-        # number of all rewards.
-        self.register_buffer("gathered", torch.tensor([torch.inf, -torch.inf, 0.0, 0.0]), persistent=False)
-
-    @torch.no_grad()
-    def gather(self, rewards: Tensor, ends: Tensor, mask: Tensor) -> None:
-        """Add rewards, and whether episodes terminate after them, where mask is True; all of one shape."""
-        continues = mask & ~ends
-        least, most, num_continuing, num_all = self.gathered.unbind()
-        least.copy_(torch.minimum(least, rewards.where(continues, torch.inf).amin()))
-        most.copy_(torch.maximum(most, rewards.where(continues, -torch.inf).amax()))
-        num_continuing += continues.sum()
-        num_all += mask.sum()
-
-    @property
-    def _constant(self) -> Tensor:
-        """The smallest reward, () float32; 0 if signs differ or nothing was gathered."""
-        least, most = self.gathered[0], self.gathered[1]
-        return (least.clamp(min=0.0) + most.clamp(max=0.0)).where(least <= most, 0.0)
-
-    def value(self, discounts: Tensor) -> Tensor:
-        """(G, 1) initial values for discounts (G, 1); 0 without a constant reward."""
-        share = self.gathered[2] / self.gathered[3].clamp(min=1.0)
-        return self._constant * share / (1.0 - discounts * share).clamp(min=1.0 / self.max_horizon)
-
-    def sums(self) -> Tensor:
-        """The gathered values, (5,) float64, in a form that can be summed over processes."""
-        constant = self._constant
-        has_one = torch.stack([constant, constant != 0.0, torch.ones_like(constant)])
-        return torch.cat([has_one, self.gathered[2:]]).double()
-
-    def set_sums(self, sums: Tensor) -> None:
-        """Set the sums over all processes: the constant is the mean of theirs, if all of them have one."""
-        constant, num_with, num_processes, *counts = sums
-        constant = (constant / num_processes.clamp(min=1.0)).where(num_with == num_processes, 0.0)
-        has_some = num_processes > 0
-        least, most = constant.where(has_some, torch.inf), constant.where(has_some, -torch.inf)
-        self.gathered.copy_(torch.stack([least, most, *counts]))
-
-    def clear(self) -> None:
-        """Discard the gathered values."""
-        self.gathered.copy_(torch.tensor([torch.inf, -torch.inf, 0.0, 0.0]))
-
-
-@gin.configurable
 class FixedUnits(_MovingMoments):
     """Values at a scale that the first targets fix; only the loss follows later statistics of the targets.
 
@@ -278,17 +207,15 @@ class FixedUnits(_MovingMoments):
     Args:
         beta: rate of the moving averages; higher at first, to correct the bias of their initial values.
         floor: smallest sigma, as a share of the root mean square of the targets, above 0.
-        start: `StartAtReward`; with None, origin is the mean of the first targets.
-    Raises: ValueError for a rate or floor out of range; TypeError for another start.
+    Raises: ValueError for a rate or floor out of range.
     """
 
     mu: Tensor
     nu: Tensor
     unit: Tensor
     origin: Tensor
-    _discounts: Tensor
 
-    def __init__(self, *, beta: float = 5e-4, floor: float = 0.1, start: StartAtReward | None = None) -> None:
+    def __init__(self, *, beta: float = 5e-4, floor: float = 0.1) -> None:
         super().__init__(beta)
         if not 0.0 < floor <= 1.0:
             name = type(self).__name__
@@ -296,20 +223,13 @@ class FixedUnits(_MovingMoments):
                 f"{name}.floor is {floor}, but a share lies above 0 and is at most 1. "
                 f"Fix: bind {name}.floor = 0.1."
             )
-        if not isinstance(start, StartAtReward | None):
-            name = type(self).__name__
-            raise TypeError(
-                f"{name}.start is {start!r}, but must be a StartAtReward or None, in gin with parentheses. "
-                f"Fix: bind {name}.start = @StartAtReward()."
-            )
-        self.floor, self.start = floor, start
+        self.floor = floor
 
     def build(self, discounts: Sequence[float]) -> None:
         super().build(discounts)
         shape = (len(discounts), 1)
         for name, value in (("mu", 0.0), ("nu", 1.0), ("unit", 0.0), ("origin", 0.0)):
             self.register_buffer(name, torch.full(shape, value))
-        self.register_buffer("_discounts", torch.tensor(discounts)[:, None], persistent=False)
 
     @property
     def sigma(self) -> Tensor:  # type: ignore[override]
@@ -319,20 +239,6 @@ class FixedUnits(_MovingMoments):
 
     def value(self, outputs: Tensor) -> Tensor:
         return self.unit * outputs.float() + self.origin
-
-    def gather_rewards(self, rewards: Tensor, ends: Tensor, mask: Tensor) -> None:
-        if self.start is not None:
-            self.start.gather(rewards, ends, mask)
-
-    def pending_sums(self) -> Tensor:
-        found = super().pending_sums()
-        return found if self.start is None else torch.cat([found, self.start.sums()])
-
-    def set_pending_sums(self, sums: Tensor) -> None:
-        num = self.pending.numel()
-        super().set_pending_sums(sums[:num])
-        if self.start is not None:
-            self.start.set_sums(sums[num:])
 
     @torch.no_grad()
     def commit(self) -> None:
@@ -345,13 +251,6 @@ class FixedUnits(_MovingMoments):
         self.mu.lerp_(total / n, rate)
         self.nu.lerp_(squares / n, rate)
         is_first = moves & (self.updates == 1)
-        if self.start is not None:
-            begin = self.start.value(self._discounts)
-            does_begin = is_first & (begin != 0.0)
-            variance = (self.nu - self.mu.square()).clamp(min=0.0)
-            self.nu.copy_(torch.where(does_begin, begin.square() + variance, self.nu))
-            self.mu.copy_(torch.where(does_begin, begin, self.mu))
-            self.start.clear()
         # The unit may still change as long as the targets have not varied.
         is_new = is_first | (moves & (self.unit <= _LEAST_SIGMA))
         self.unit.copy_(torch.where(is_new, self.sigma, self.unit))
@@ -376,7 +275,6 @@ class SummedValues(FixedUnits):
     Args:
         beta: see FixedUnits.
         floor: see FixedUnits.
-        start: see FixedUnits.
     """
 
     mixes_discounts = True

@@ -8,7 +8,6 @@ from loxodon.agents import (
     LambdaReturns,
     RandomSubset,
     Retrace,
-    StartAtReward,
     SummedValues,
     WeighByReward,
 )
@@ -25,7 +24,7 @@ def recommended(**changes: Any) -> dict[str, Any]:
     parts = {
         "returns": Retrace(),
         "returns_continuous": LambdaReturns(),
-        "values": SummedValues(start=StartAtReward()),
+        "values": SummedValues(),
         "loss_weights": WeighByReward(),
         "critic_type": CriticEnsemble,
         "critic_subset": RandomSubset(per="update", replace=False),

@@ -19,7 +19,6 @@ from loxodon.agents import (
     NStep,
     PlainValues,
     Retrace,
-    StartAtReward,
     SummedValues,
     WeighByReward,
     masked_mean,
@@ -297,18 +296,6 @@ def test_target_networks_follow_after_the_step_at_rate_tau() -> None:
         agent.critics.out.weight.add_(1.0)
     agent.after_update()
     torch.testing.assert_close(agent.target_critics.out.weight, before + 0.25)
-
-
-def test_values_start_at_the_return_of_the_smallest_reward_times_the_multiplier() -> None:
-    settings = {"training_discounts": [0.9], "gamma": 1.0, "reward_multiplier": 2.0}
-    agent = make_agent_by_hand(values=SummedValues(start=StartAtReward()), **settings).train()
-    assert isinstance(agent.values, SummedValues)
-    rews = torch.tensor([[-1.5, -3.0, 99.0], [-1.0, 0.0, 99.0]])[..., None]  # the padding has reward 99
-    agent(replace(make_batch(rows=2, length=3, lengths=[2, 2]), rews=rews, dones=rews == 0.0))
-    agent.after_update()
-    # The end, one timestep in four, has reward 0, and nothing follows it.
-    expected = [-2.0 * 0.75 / (1 - 0.9 * 0.75), -2.0 * 0.75 / 0.25]
-    assert agent.values.origin[:, 0].tolist() == pytest.approx(expected)
 
 
 def test_binary_filter_sees_environment_units() -> None:

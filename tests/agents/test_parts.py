@@ -22,7 +22,6 @@ from loxodon.agents import (
     PopArt,
     RandomSubset,
     Retrace,
-    StartAtReward,
     SummedValues,
     WeighByReward,
 )
@@ -67,25 +66,23 @@ def update(values: ValueScale, *targets: float) -> None:
         ("values", "PlainValues", None, None),
         ("values", "PopArt", "beta", 0.25),
         ("values", "FixedUnits", "floor", 0.5),
-        ("values", "SummedValues", "start", "@StartAtReward()"),
+        ("values", "SummedValues", "floor", 0.5),
         ("loss_weights", "WeighByReward", "rare", 5.0),
     ],
 )
 def test_gin_chooses_parts_and_their_settings(
     setting: str, name: str, part_setting: str | None, value: Any
 ) -> None:
-    is_part = str(value).startswith("@")
     gin.parse_config(f"Agent.{setting} = @{name}()")
     if part_setting is not None:
-        gin.parse_config(f"{name}.{part_setting} = {value if is_part else repr(value)}")
+        gin.parse_config(f"{name}.{part_setting} = {value!r}")
     try:
         part = getattr(make_agent(), setting)
     finally:
         gin.clear_config()
     assert type(part).__name__ == name
     if part_setting is not None:
-        found = getattr(part, part_setting)
-        assert isinstance(found, StartAtReward) if is_part else found == value
+        assert getattr(part, part_setting) == value
 
 
 @pytest.mark.parametrize(
@@ -118,11 +115,9 @@ def test_a_value_that_is_not_a_part_is_refused_with_a_fix(setting: str, wrong: A
         (lambda: RandomSubset(reduce="max"), "RandomSubset.reduce is 'max'"),
         (lambda: PopArt(beta=0.0), "PopArt.beta is 0.0"),
         (lambda: PopArt(init_nu=-1), "PopArt.init_nu is -1"),
-        (lambda: StartAtReward(max_horizon=0), "StartAtReward.max_horizon is 0"),
         (lambda: WeighByReward(rare=-1.0), "WeighByReward.rare is -1.0"),
         (lambda: FixedUnits(floor=0.0), "FixedUnits.floor is 0.0"),
         (lambda: SummedValues(floor=2.0), "SummedValues.floor is 2.0"),
-        (lambda: SummedValues(start=StartAtReward), "SummedValues.start is <class.*in gin with parentheses"),  # type: ignore[arg-type]
     ],
 )
 def test_impossible_settings_of_parts_are_explained(make: Callable[[], Any], words: str) -> None:
@@ -240,45 +235,6 @@ def test_statistics_ignore_padding_and_are_summed_over_processes(kind: Any) -> N
         values.commit()
     for name, value in whole.state_dict().items():
         torch.testing.assert_close(second.state_dict()[name], value)
-
-
-@pytest.mark.parametrize(
-    ("rewards", "ends", "expected"),
-    [
-        ([-1.0, -1.0, -2.0, -1.0], [0, 0, 0, 0], [-10.0, -1000.0]),
-        ([0.5, 3.0, 1.0, 1.0], [0, 0, 0, 0], [5.0, 500.0]),
-        ([-1.0, -1.0, -2.0, 0.0], [0, 0, 0, 1], [-0.75 / (1 - 0.9 * 0.75), -3.0]),
-        ([0.5, -3.0, 1.0, 1.0], [0, 0, 0, 0], [0.0, 0.0]),
-        ([1.0, 1.0, 1.0, 1.0], [1, 1, 1, 1], [0.0, 0.0]),
-    ],
-)
-def test_values_start_at_the_return_of_the_smallest_reward_if_all_have_one_sign(
-    rewards: list[float], ends: list[int], expected: list[float]
-) -> None:
-    start = StartAtReward()
-    for reward, end in zip(rewards, ends, strict=True):  # one micro-batch per reward, with padding at the end
-        rows = torch.tensor([reward, 99.0]), torch.tensor([bool(end), False]), torch.tensor([True, False])
-        start.gather(*rows)
-    assert start.value(torch.tensor([[0.9], [1.0]]))[:, 0].tolist() == pytest.approx(expected)
-
-
-def test_values_of_several_processes_start_at_the_reward_only_if_all_have_one_sign() -> None:
-    def after_one_update(*rewards_of_processes: list[float]) -> float:
-        processes = [built(SummedValues(start=StartAtReward())) for _ in rewards_of_processes]
-        for values, rewards in zip(processes, rewards_of_processes, strict=True):
-            r, mask = torch.tensor(rewards).view(1, -1, 1), torch.ones(1, len(rewards), 1, dtype=torch.bool)
-            values.gather_rewards(r, torch.zeros_like(mask), mask)
-            values.gather(r[..., None], mask)
-        sums = torch.stack([values.pending_sums() for values in processes]).sum(0)
-        for values in processes:
-            values.set_pending_sums(sums)
-            values.commit()
-        (found,) = {values.origin.item() for values in processes}
-        return found
-
-    assert after_one_update([-1.0, -2.0], [-1.0]) == pytest.approx(-10.0)
-    assert after_one_update([-1.0, -2.0], [-3.0]) == pytest.approx(-20.0)  # the mean over processes
-    assert after_one_update([-1.0, -2.0], [3.0, -3.0]) == pytest.approx(-0.75)  # the mean of the targets
 
 
 # --- loss_weights ----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from gymnasium import spaces
 from torch import distributed
 
-from loxodon.agents import Agent, PPOAgent, StartAtReward, SummedValues, WeighByReward
+from loxodon.agents import Agent, PPOAgent, SummedValues, WeighByReward
 from loxodon.data import Batch, DiskTrajDataset, PrioritySampler, Trajectory, pad_batch, save_trajectory
 from loxodon.envs import EnvSpec, Histories, TMazePassive
 from loxodon.experiment import Callback, Experiment
@@ -86,7 +86,7 @@ def store_trajectories(folder: Path) -> None:
 def make_learning(folder: Path, is_discrete: bool = True, **changes: Any) -> Experiment:
     """An experiment without environments, with a real agent whose losses draw no random numbers."""
     parts = recommended(
-        values=SummedValues(beta=0.1, start=StartAtReward()),
+        values=SummedValues(beta=0.1),
         loss_weights=WeighByReward(beta=0.1),
         critic_subset=all_of(3),
     )
@@ -146,7 +146,7 @@ EXTRA = {
     "agent_type": partial(
         Predicting,
         tau=0.1,
-        values=SummedValues(beta=0.1, start=StartAtReward()),
+        values=SummedValues(beta=0.1),
         loss_weights=WeighByReward(beta=0.1),
     ),
     "extra_loss_weights": {"next_obs": 1e-4, "size": 0.25},
