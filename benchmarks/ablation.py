@@ -261,7 +261,7 @@ def main() -> None:
         found = stored(args.output)
         for name, row in ROWS.items():
             keys = keys_of([name], args.tasks, args.seeds)
-            state = f"{sum(key in found for key in keys)} of {len(keys)}" if keys else "awaits a switch"
+            state = f"{sum(key in found for key in keys)} of {len(keys)}" if keys else "cannot be run"
             print(f"{name:28} {state:16} {row.leaves_out}")
     else:
         os.nice(NICENESS - os.nice(0))

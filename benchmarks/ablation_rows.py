@@ -52,8 +52,8 @@ class Row:
     """The recommended agent without one change.
 
     leaves_out: description of the change and of its replacement. settings: gin settings on top of the task's;
-    None while the change cannot be switched off. configs: configurations on top of the preset.
-    cannot_matter_on: tasks that are skipped because the agent would be the same.
+    None if the change cannot be switched off or no longer exists. configs: configurations on top of the
+    preset. cannot_matter_on: tasks that are skipped because the agent would be the same.
     """
 
     leaves_out: str
@@ -213,7 +213,9 @@ ROWS = {
     "no_start_at_reward": Row(
         "StartAtReward (removed for this result): values begin at the first targets", None
     ),
-    "no_weight_average": Row("WeightAverage: the newest weights act", ("Learner.weight_average=None",)),
+    "no_weight_average": Row(
+        "WeightAverage, a part that was removed for this result: the newest weights act", None
+    ),
     "published_subset": Row(
         "one subset of different critics per update: per element, with replacement",
         ("RandomSubset.per='element'", "RandomSubset.replace=True"),

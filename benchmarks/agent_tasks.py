@@ -98,12 +98,11 @@ _OFFLINE = (
 )
 _WITH_PENDULUM: dict[str, tuple[str, ...]] = {
     "bc": (),
-    # Advantages are small compared to the spread of values, and single weights of the actor are large. The
-    # newest policies therefore vary in quality, while their average does not.
+    # Advantages are small compared to the spread of values, so beta is large. Single weights of the actor are
+    # then large too, and policies vary in quality from update to update.
     "iql": (
         "IQLAgent.beta=50.0",
         "IQLAgent.expectile=0.9",
-        "WeightAverage.rate=0.005",
         "Experiment.batch_size=48",
         "Experiment.epochs=60",
     ),

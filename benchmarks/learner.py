@@ -36,7 +36,7 @@ from recommended import TRANSFORMER, parts
 
 from loxodon.agents import Agent, DQNAgent, IQLAgent, MultiTaskAgent, SACAgent
 from loxodon.data import Batch
-from loxodon.experiment import Learner, WeightAverage
+from loxodon.experiment import Learner
 from loxodon.experiment.learn.learner import masked_losses
 from loxodon.experiment.learn.optimizer import make_optimizer
 from loxodon.experiment.process.malloc import keep_freed_memory
@@ -129,7 +129,6 @@ def make_learner(
         critic_loss_weight=10.0,
         lr_warmup_steps=500,
         grad_clip=1.0,
-        weight_average=WeightAverage,
     )
     return learner
 

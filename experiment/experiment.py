@@ -159,11 +159,6 @@ class Experiment(Settings):
         return self._policy
 
     @property
-    def acting(self) -> BaseAgent:
-        """Agent that acts, is evaluated and published: `policy`, or its `Learner.weight_average`."""
-        return self.learner.acting
-
-    @property
     def epoch(self) -> int:
         """The running epoch, or the next."""
         return self.ctx.progress.epoch
@@ -355,7 +350,7 @@ class Experiment(Settings):
             run_dir=self.ctx.run_dir,
         )
         if self.compile_acting:
-            self.learner.compile_acting()
+            self.policy.compile_acting()
         self.trainer = self._make_trainer()
         if self.torch_threads is None:
             choose_threads(None, self._forward_work())
@@ -695,7 +690,6 @@ class Experiment(Settings):
         if not collector.has_begun or is_reset_due:
             self.restart_train_envs(progress.epoch)
         self.policy.eval()
-        collector.agent = self.acting
         version = progress.policy_version if self.loaded_policy is None else self.loaded_policy.version
         collector.set_policy_version(version)
         self.fleet.put(policy_version=version)
@@ -876,7 +870,7 @@ class Experiment(Settings):
             writer = self._make_writer(Path(folder), envs.num_envs, seed=seed)
         self.ctx.console.measure(lambda: self.evaluator.share_done)
         found = self.evaluator.play(
-            self.acting,
+            self.policy,
             envs,
             timesteps,
             hidden_state=hidden_state,
@@ -921,7 +915,7 @@ class Experiment(Settings):
             self.ctx.progress.best_score = score
             if self.ctx.is_main:
                 info = PolicyInfo(self.ctx.progress.policy_version, self.epoch, False)
-                self.checkpoints.save_policy(self.checkpoints.best_path, self.acting, info)
+                self.checkpoints.save_policy(self.checkpoints.best_path, self.policy, info)
                 self.artifacts.store_best(self.checkpoints.best_path)
 
     def why_idle(self) -> str:
@@ -983,7 +977,7 @@ class Experiment(Settings):
             self.hooks.around("load_checkpoint", self._load, path)
         else:
             self.hooks.around("load_checkpoint", load_weights, self.policy, path)
-            self.learner.on_checkpoint_loaded(is_resume=False)
+            self.policy.on_checkpoint_loaded(is_resume=False)
 
     def _parts(self) -> dict[str, Stateful]:
         """The parts saved in a checkpoint, by name; each process saves those of _PER_PROCESS for itself."""
@@ -1035,7 +1029,7 @@ class Experiment(Settings):
             shared = {name: part.state_dict() for name, part in parts.items() if name not in _PER_PROCESS}
             facts = {"seed": self.run_seed, "mode": self.mode, "world_size": self.accelerator.num_processes}
             metadata = self.record.metadata(**facts, is_interim=is_interim)
-            folder = self.checkpoints.commit(epoch, self.policy, self.acting, shared, metadata)
+            folder = self.checkpoints.commit(epoch, self.policy, shared, metadata)
             if not is_interim:
                 self.artifacts.store_state(folder, epoch)
             if not self.checkpoints.config_path.exists():  # the folder was deleted
@@ -1076,7 +1070,7 @@ class Experiment(Settings):
         is_cut = False  # running episodes were not restored
         if self.collector is not None and "collector" in parts:
             is_cut = states["collector"]["has_begun"] and not self._restore_rollout(self.collector, state)
-        self.learner.on_checkpoint_loaded(is_resume=True)
+        self.policy.on_checkpoint_loaded(is_resume=True)
         # All parts fit. Files are touched only from here on.
         self.checkpoints.continue_run(state.metadata["run_id"])
         if "dataset" in parts:
@@ -1143,7 +1137,7 @@ class Experiment(Settings):
         progress.policy_version += 1
         if self.ctx.is_main:
             info = PolicyInfo(progress.policy_version, progress.epoch, is_final, env_steps=progress.env_steps)
-            self.checkpoints.save_policy(self.checkpoints.latest_path, self.acting, info)
+            self.checkpoints.save_policy(self.checkpoints.latest_path, self.policy, info)
         self.fleet.put(policy_version=progress.policy_version)
 
     def read_latest_policy(self) -> PolicyInfo | None:
@@ -1155,8 +1149,8 @@ class Experiment(Settings):
         if info is not None and info != self.loaded_policy:
             check_policy(info, path, self.env_spaces, warns=self.loaded_policy is None)
             info, weights = read_policy(path)
-            fit_weights(self.acting, weights, path)
-            self.acting.on_checkpoint_loaded(is_resume=False)
+            fit_weights(self.policy, weights, path)
+            self.policy.on_checkpoint_loaded(is_resume=False)
             self.loaded_policy = info
             if self.ctx.role.is_actor:
                 self.ctx.progress.policy_epoch = info.epoch

@@ -112,7 +112,6 @@ def test_the_published_agent_replaces_every_choice_of_a_preset(name: str) -> Non
 def test_the_published_agent_trains_on_top_of_a_preset(name: str, tmp_path: Path) -> None:
     exp = run_preset(name, tmp_path, "Experiment.test_run=True", on_top=["amago"])
     assert exp.learner.gradient_steps > 0
-    assert exp.acting is exp.policy
     assert (exp.learning_rate, exp.lr_warmup_steps, exp.grad_clip) == (1e-4, 500, 1.0)
     assert exp.exploration_wrapper_type is EpsilonGreedy
 

@@ -140,6 +140,6 @@ class WarmStart(Callback):
                 fix="name a policy of an environment with these spaces.",
             )
             line = load_what_fits(run.policy, weights, str(path))
-            run.learner.on_checkpoint_loaded(is_resume=False)
+            run.policy.on_checkpoint_loaded(is_resume=False)
             warn_of_format(info, path)
         logger.info("Warm start from %s: %s.", self.source, line)

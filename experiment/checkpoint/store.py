@@ -42,7 +42,7 @@ from ..process.files import fsync, json_object, parse_json, remove_left_over, wr
 from ..process.ranges import check_number
 from .policy_file import PolicyInfo, plain_tensors, policy_header, write_policy
 
-FORMAT_VERSION = 7  # version of training states
+FORMAT_VERSION = 8  # version of training states
 MARKER = "COMPLETE"
 _SHARED = "shared.pt"
 _PLAIN_KINDS = "biufc"  # NumPy kinds: booleans and numbers
@@ -251,17 +251,12 @@ class CheckpointManager:
             write_values(temp / f"rank_{self.rank}.pt", own)
 
     def commit(
-        self,
-        epoch: int,
-        model: nn.Module,
-        acting: nn.Module,
-        shared: dict[str, Any],
-        metadata: Mapping[str, Any],
+        self, epoch: int, model: nn.Module, shared: dict[str, Any], metadata: Mapping[str, Any]
     ) -> Path:
         """Second half, called by the main process when all have written: the rest, marker, rename.
 
-        Training continues with the weights of `model`; the policy file has those of `acting`. A checkpoint
-        with `is_interim` in its metadata has no policy weights and is deleted when there is a newer one.
+        A checkpoint with `is_interim` in its metadata has no policy weights and is deleted when there is a
+        newer one.
 
         Raises: the errors of `write_own`.
         """
@@ -285,7 +280,7 @@ class CheckpointManager:
             shutil.rmtree(replaced, ignore_errors=True)
         if not metadata.get("is_interim"):
             path = self.weights_dir / f"policy_epoch_{epoch}.safetensors"
-            write_policy(path, tensors if acting is model else plain_tensors(acting), header)
+            write_policy(path, tensors, header)
         return final
 
     def prune(self) -> None:

@@ -26,7 +26,6 @@ from ..collect import StageTimer
 from ..contracts import Progress
 from ..process.distributed import any_process, merge_metrics
 from ..process.rng import isolated_rng
-from .average import WeightAverage
 from .finite import bad_fields, bad_gradients, bad_losses, bad_weights, named, plain, save_batches
 from .optimizer import check_same_groups, warmup_factor
 
@@ -153,7 +152,7 @@ def sequence_priorities(squared_errors: Tensor, mask: Tensor, windows: Tensor, n
     return PEAK_SHARE * largest + (1 - PEAK_SHARE) * total / timesteps
 
 
-@gin.configurable(allowlist=["on_nan", "weight_average"])
+@gin.configurable(allowlist=["on_nan"])
 class Learner:
     """Holds the optimizer side of an agent and applies updates.
 
@@ -178,15 +177,12 @@ class Learner:
             logged and ends the run, naming the loss term, discount and timestep. "stop_at_once" looks at
             every update, to find the first bad one. "skip" leaves out updates with such gradients; the loss
             scaler of fp16 always does so.
-        weight_average: makes the average of the weights that acts, is evaluated and published, such as
-            @WeightAverage; None uses the newest weights.
         timer: measures the time of updates.
         edits_masks: True if masks depend on more than `batch.mask`, so that their sizes need a forward pass.
         progress: counts the optimizer steps; None for a count of its own.
         run_dir: folder in which the batch of an update that is not finite is saved; None does not save it.
 
     Attributes:
-        average: the average of the weights; None without one.
         before_clipping: called between the last backward pass and clipping, for example to drop gradients.
         skipped_updates: updates skipped for their gradients since the start of this process.
     """
@@ -205,7 +201,6 @@ class Learner:
         extra_loss_weights: Mapping[str, float] | None = None,
         report_priorities: ReportPriorities | None = None,
         on_nan: str = "stop",
-        weight_average: Callable[[BaseAgent], WeightAverage] | None = None,
         timer: StageTimer | None = None,
         edits_masks: bool = False,
         progress: Progress | None = None,
@@ -214,7 +209,6 @@ class Learner:
         self.report_priorities, self.skipped_updates = report_priorities, 0
         self.before_clipping: list[Callable[[], None]] = []
         check_choice("Learner.on_nan", on_nan, _ON_NAN)
-        self.average = None if weight_average is None else weight_average(agent)
         self.on_nan, self.run_dir = on_nan, run_dir
         self.timer = timer or StageTimer()
         self.agent, self.model, self.optimizer, self.accelerator = agent, model, optimizer, accelerator
@@ -234,25 +228,6 @@ class Learner:
             model.broadcast_buffers = False
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
-
-    @property
-    def acting(self) -> BaseAgent:
-        """The agent that acts: the agent itself, or its average."""
-        return self.agent if self.average is None else self.average.acting
-
-    def on_checkpoint_loaded(self, is_resume: bool) -> None:
-        """Notify the agent, and the average of its weights, that they were loaded."""
-        if self.average is not None:
-            if not is_resume:
-                self.average.restart()
-            self.average.averaged.on_checkpoint_loaded(is_resume)
-        self.agent.on_checkpoint_loaded(is_resume)
-
-    def compile_acting(self) -> None:
-        """Compile the acting agent, like `BaseAgent.compile_acting`."""
-        self.agent.compile_acting()
-        if self.average is not None:
-            self.average.averaged.compile_acting()
 
     @property
     def skips_updates(self) -> bool:
@@ -431,8 +406,6 @@ class Learner:
         else:
             self.progress.gradient_steps += 1
             self.agent.after_update()
-            if self.average is not None:
-                self.average.follow()
         return norms
 
     def _check_losses(
@@ -469,7 +442,7 @@ class Learner:
 
     def _state_of_weights(self) -> str:
         """A clause that names weights that are not finite, if any."""
-        bad = self._bad_weights()
+        bad = bad_weights(self.agent)
         return f"the weights {named(bad)} are not finite" if bad else "the weights are finite"
 
     def _saved(self, batches: Sequence[AnyBatch]) -> str:
@@ -591,11 +564,7 @@ class Learner:
 
     def is_sound(self) -> bool:
         """True if all weights and statistics are finite."""
-        return not self._bad_weights()
-
-    def _bad_weights(self) -> list[str]:
-        """Names of bad weights of the agent, or of the average of its weights."""
-        return bad_weights(self.agent) or bad_weights(self.acting)
+        return not bad_weights(self.agent)
 
     def state_dict(self) -> dict[str, Any]:
         """Optimizer and loss scaler; tensors and plain values only, so that a safe load can read it back."""
@@ -604,7 +573,6 @@ class Learner:
             "optimizer": self.optimizer.state_dict(),
             "scaler": None if scaler is None else scaler.state_dict(),
             "gradient_steps": self.gradient_steps,
-            "average": None if self.average is None else self.average.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -622,10 +590,6 @@ class Learner:
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.progress.gradient_steps = int(state["gradient_steps"])
-        if self.average is not None:
-            self.average.restart()
-            if (averaged := state.get("average")) is not None:
-                self.average.load_state_dict(averaged)
 
 
 def grad_norms(agent: nn.Module) -> dict[str, Tensor]:

@@ -362,7 +362,7 @@ def test_the_differing_defaults_are_those_of_the_code_and_the_preset() -> None:
     rows = re.findall(r"^\| `([\w.]+)` \| `(.+?)` \| `(.+?)` \|$", DIFFERING, flags=re.MULTILINE)
     listed = {name: [bindings_in(f"x = {text}")[0].value for text in texts] for name, *texts in rows}
     assert {name: [code_default(name), preset[name]] for name in listed} == listed
-    owners = ("Experiment", "Learner", "WeightAverage", "EpsilonGreedy", "Sampler")
+    owners = ("Experiment", "Learner", "EpsilonGreedy", "Sampler")
     owners += ("Agent", "RandomSubset", "Actor", "CriticEnsemble", "TransformerTrajEncoder")
     defaults = {key: code_default(key) for key in preset if key.startswith(owners)}
     differing = {key for key, value in defaults.items() if value not in (preset[key], registry.MISSING)}

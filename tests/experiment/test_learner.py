@@ -15,8 +15,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 
 from loxodon.agents import LossTerms
 from loxodon.data import Batch, Trajectory, pack_batch, pad_batch
-from loxodon.experiment import Callback, Experiment, WeightAverage
-from loxodon.experiment.checkpoint.policy_file import read_policy
+from loxodon.experiment import Callback, Experiment
 from loxodon.experiment.learn.learner import masked_losses
 from loxodon.experiment.optional.freezing import ParamFreezer
 
@@ -209,65 +208,6 @@ def test_no_gradient_limit_equals_a_limit_that_is_never_reached(tmp_path: Path) 
         found.append((float(metrics["grad_norm"]), [p.tolist() for p in exp.policy.trainable_params()]))
     assert found[0] == found[1] != found[2]
     assert found[2][0] == found[0][0] > 1e-3
-
-
-def test_an_average_of_the_weights_acts_and_is_evaluated_and_published(tmp_path: Path) -> None:
-    settings = {"WeightAverage.rate": 0.9, "WeightAverage.start_after_updates": 1}
-    exp = make_experiment(tmp_path, **{"Learner.weight_average": WeightAverage, **settings})
-    exp.start()
-    assert exp.acting is exp.policy
-    weights = []
-    for _ in range(4):
-        exp.train_step(pad_batch(TRAJECTORIES))
-        weights.append(exp.policy.actor.weight.detach().clone())
-    expected = weights[1]
-    for new, share in zip(weights[2:], (10 / 11, 0.9), strict=True):
-        expected = torch.lerp(expected, new, share)
-    assert_equal_but_for_rounding(exp.acting.actor.weight, expected, NUM_OPS)
-    assert not torch.equal(expected, weights[-1])
-    assert next(exp.policy.parameters()).requires_grad
-    acted = []
-    exp.acting.actor.register_forward_hook(lambda *_: acted.append(True))
-    for rollout in (exp.evaluate_val, exp.collect_new_training_data):
-        rollout()
-        assert acted
-        acted.clear()
-    exp.write_latest_policy()
-    exp.save_checkpoint()
-    ckpts = exp.run_dir / "ckpts"
-    for path in (ckpts / "latest" / "policy.safetensors", *(ckpts / "policy_weights").iterdir()):
-        assert_equal_but_for_rounding(read_policy(path)[1]["actor.weight"], expected, NUM_OPS)
-    exp.load_checkpoint_from_path(ckpts / "latest" / "policy.safetensors")
-    assert exp.acting is exp.policy  # until these weights have been updated
-    exp.close()
-
-
-def test_the_share_of_an_update_in_the_average_falls_from_1_to_the_rate() -> None:
-    agent = torch.nn.Linear(1, 1, bias=False)
-    average, found = WeightAverage(agent, rate=0.01), []  # type: ignore[arg-type]
-    for _ in range(1400):
-        with torch.no_grad():
-            average.averaged.weight.zero_()
-            agent.weight.fill_(1.0)
-        average.follow()
-        found.append(float(average.averaged.weight))
-    assert found[:201] == [1.0] * 201
-    assert found[300] == pytest.approx(10 / 110)
-    assert found[-1] == pytest.approx(0.01)
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "words"),
-    [
-        ("rate", 1.5, "at most 1"),
-        ("rate", 0, "above 0"),
-        ("rate", "all", "a number"),
-        ("start_after_updates", -1, "at least 0"),
-    ],
-)
-def test_impossible_averages_are_refused(setting: str, value: Any, words: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=rf"WeightAverage.{setting} is .*{words}.*Fix:"):
-        WeightAverage(torch.nn.Linear(1, 1), **{setting: value})  # type: ignore[arg-type]
 
 
 def test_targets_follow_after_every_optimizer_step(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def with_opinions(exp: Experiment, spec: EnvSpec, timesteps: int) -> list[np.nda
     for seed in range(20):
         torch.manual_seed(seed)
         with torch.no_grad():
-            for param in exp.acting.parameters():
+            for param in exp.policy.parameters():
                 param.normal_()
         actions = recorded(exp, spec, timesteps)
         if len(np.unique(actions)) > 1:

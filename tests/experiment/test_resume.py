@@ -133,11 +133,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "mixture, drawn seed": ({"workers": 2}, "Experiment.seed = None\n"),
     "dropout, priorities": ({"encoder": "TransformerTrajEncoder", "sampler": "PrioritySampler"}, ""),
     "cut episodes": ({}, "Collector.save_env_state = False\nCheckpointManager.exact_resume = True\n"),
-    "cut files, averaged weights": (
-        {},
-        "Experiment.traj_save_len = 8\nTMazePassive.horizon = 20\n"
-        "Learner.weight_average = @WeightAverage\nWeightAverage.rate = 0.1\n",
-    ),
+    "cut files": ({}, "Experiment.traj_save_len = 8\nTMazePassive.horizon = 20\n"),
 }
 
 

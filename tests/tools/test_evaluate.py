@@ -266,7 +266,7 @@ def a_run(*changes: str) -> Path:
     load_config(["tiny.gin"], ["Experiment.verbose=False", "Experiment.seed=1", *changes])
     exp = run(Experiment())  # type: ignore[call-arg]  # gin supplies the arguments
     with torch.no_grad():
-        for param in exp.acting.parameters():
+        for param in exp.policy.parameters():
             param.mul_(4.0)
     exp.write_latest_policy()
     gin.clear_config()

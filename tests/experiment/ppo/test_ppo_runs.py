@@ -16,7 +16,7 @@ from torch import Tensor
 
 from loxodon.agents import GAE, ConstantSchedule, PPOAgent, PPOLoss
 from loxodon.envs import EnvSpec
-from loxodon.experiment import EvaluateAfterLoad, Experiment, WeightAverage, load_policy
+from loxodon.experiment import EvaluateAfterLoad, Experiment, load_policy
 from loxodon.experiment.checkpoint.policy_file import read_info
 from loxodon.experiment.ppo import KLAdaptiveLR
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder
@@ -64,7 +64,6 @@ def test_text_observations_are_ignored(tmp_path: Path) -> None:
             {"train_timesteps_per_epoch": 0, "val_timesteps_per_epoch": 4},
             r"train_timesteps_per_epoch is 0.*Fix:",
         ),
-        ({"Learner.weight_average": WeightAverage}, r"Learner.weight_average is set, but PPOAgent .*Fix:"),
         ({"start_collecting_at_epoch": 1}, r"Experiment.start_collecting_at_epoch is 1.*Fix:"),
         ({"learner": {"minibatches": 99}}, r"too few for PPOLearner.minibatches = 99. Fix:"),
         ({"learner": {"minibatches": 0}}, r"minibatches=0.*Fix:"),
