@@ -14,7 +14,7 @@ from setuptools import find_packages, setup
 LAYERS = ("data", "envs", "nets", "agents", "experiment", "tools", "gin_configs")
 CODE_LAYERS = tuple(top for top in LAYERS if top != "gin_configs")
 
-ENVS = ["minigrid>=3.0", "popgym>=1.0.6"]
+ENVS = ["minigrid>=3.0", "popgym>=1.0.7"]
 ATARI = ["ale-py>=0.10", "opencv-python-headless"]
 MUJOCO = ["gymnasium[mujoco]", "mujoco<4"]  # 4.0 cannot be imported without packages that it does not ask for
 DM_CONTROL = ["shimmy[dm-control]>=2"]

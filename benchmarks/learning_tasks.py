@@ -23,6 +23,8 @@ class Task:
     overrides: tuple[str, ...] = ()
 
 
+CONTROL = "/without_memory"  # end of the names of controls
+
 PRESETS = {
     "tmaze": Task(("tmaze",), "val/success", 1.0, max_seconds=180.0),
     "tmaze_without_memory": Task(("tmaze", "encoders/ff_small"), "val/success", 0.65, is_control=True),
@@ -171,7 +173,7 @@ def _with_controls(tasks: dict[str, tuple[str, float, float, tuple[str, ...]]]) 
             is_control=True,
             overrides=(*settings, *_MEMORYLESS, "Experiment.epochs=40"),
         )
-        found[f"{name}/without_memory"] = control
+        found[name + CONTROL] = control
     return found
 
 
@@ -212,14 +214,17 @@ POPGYM = _with_controls(
         "RepeatPreviousMedium": (_RETURN, 0.99, 0.0, _popgym("RepeatPreviousMedium", 104)),
         "RepeatFirstMedium": (_RETURN, 0.99, 0.0, _popgym("RepeatFirstMedium", 416)),
         "AutoencodeEasy": (_RETURN, 0.9, 0.0, _popgym("AutoencodeEasy", 105)),
-        # Targets are the results of PPO with a GRU after a million env steps (POPGYM_PPO, seed 0).
-        "ConcentrationEasy": (_RETURN, -0.415, 0.0, _popgym("ConcentrationEasy", 105, _ACTION_MEMORY)),
-        "BattleshipEasy": (_RETURN, -0.522, 0.0, _popgym("BattleshipEasy", 65, _ACTION_MEMORY)),
-        "PositionOnlyPendulumEasy": (_RETURN, 0.891, 0.0, _popgym("PositionOnlyPendulumEasy", 201)),
-        # Targets are its published results after 15 million: Morad et al. 2023, arXiv:2303.01859, appendix B.
-        "HigherLowerEasy": (_RETURN, 0.529, 0.0, _popgym("HigherLowerEasy", 52)),
-        "MultiarmedBanditEasy": (_RETURN, 0.619, 0.0, _popgym("MultiarmedBanditEasy", 201, _ACTION_MEMORY)),
-        "NoisyPositionOnlyCartPoleEasy": (_RETURN, 0.995, 0.0, _popgym("NoisyPositionOnlyCartPoleEasy", 201)),
+        # A player who remembers every card has 0.81, random play -0.19.
+        "ConcentrationEasy": (_RETURN, 0.0, -0.1, _popgym("ConcentrationEasy", 105, _ACTION_MEMORY)),
+        # The target is the return of a player who never shoots twice at a place, and otherwise at random.
+        "BattleshipEasy": (_RETURN, 0.06, -0.2, _popgym("BattleshipEasy", 65, _ACTION_MEMORY)),
+        # The target is the return of PPO with a GRU after a million env steps (POPGYM_PPO, seed 0).
+        "PositionOnlyPendulumEasy": (_RETURN, 0.891, 0.5, _popgym("PositionOnlyPendulumEasy", 201)),
+        # Counting all cards has 0.528, the best rule without memory 0.498.
+        "HigherLowerEasy": (_RETURN, 0.52, 0.51, _popgym("HigherLowerEasy", 52)),
+        # Targets are published returns of PPO with a GRU: Morad et al. 2023, arXiv:2303.01859, appendix B.
+        "MultiarmedBanditEasy": (_RETURN, 0.619, 0.2, _popgym("MultiarmedBanditEasy", 201, _ACTION_MEMORY)),
+        "NoisyPositionOnlyCartPoleEasy": (_RETURN, 0.995, 0.5, _popgym("NoisyPositionOnlyCartPoleEasy", 201)),
     }
 )
 
