@@ -226,7 +226,7 @@ class Experiment(Settings):
             self.replay_ratio,
             epoch_updates=self.train_batches_per_epoch // self.batches_per_update,
             batches_per_update=self.batches_per_update,
-            warm_up=env_steps_per_epoch * (self.start_learning_at_epoch + 1),
+            start_after=env_steps_per_epoch * (self.start_learning_at_epoch + 1),
             is_over=self._is_over,
         )
         return pace

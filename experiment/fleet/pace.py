@@ -2,16 +2,17 @@
 
 Each process publishes only its own counters in its heartbeat: an actor its env steps, the learner its
 updates. They only grow. The learner adds up the actors' counters and publishes the sum in pace.json.
-With U updates and S env steps since training began, ratio R, tolerance e and E updates per epoch,
+With U updates and S env steps since training began, D(S) updates due at that number of env steps, tolerance e
+and E updates per epoch,
 
-    the learner waits while  U > R S + e max(R S, E),      actors wait while  U < R S - e max(R S, E).
+    the learner waits while  U > D(S) + e max(D(S), E),      actors wait while  U < D(S) - e max(D(S), E).
 
-(At first the tolerance is relative to one epoch: a share of a small number would make them wait for each
-other after every step.) Both conditions at once would need U > U, so with equal knowledge one of them can
-always proceed. Their knowledge may be old, but while both wait nothing changes, and two heartbeats later it
-is equal. So a deadlock is impossible in any order of starts. A process may wait for others that are gone, and
-then reports it. Waiting never depends on which processes seem alive, because processes with different clocks
-may disagree on that.
+D(S) is R S with ratio R, and less while the ratio still rises. (At first the tolerance is relative to one
+epoch: a share of a small number would make them wait for each other after every step.) Both conditions at
+once would need U > U, so with equal knowledge one of them can always proceed. Their knowledge may be old, but
+while both wait nothing changes, and two heartbeats later it is equal. So a deadlock is impossible in any
+order of starts. A process may wait for others that are gone, and then reports it. Waiting never depends on
+which processes seem alive, because processes with different clocks may disagree on that.
 
 The env steps of the run are the sum over the heartbeats of all actors so far. Only the learner deletes such a
 file, a day after its process ended, and adds its env steps to a number in its own heartbeat.
@@ -46,33 +47,48 @@ _logger = logging.getLogger("loxodon")
 
 @dataclass(frozen=True)
 class Ratio:
-    """The update-to-data ratio and its tolerance.
+    """The update-to-data ratio, which rises linearly from 0 at first, and its tolerance.
+
+    With ratio R and warm-up W, after S env steps R S^2 / (2 W) updates are due if S < W, else R (S - W / 2).
 
     tolerance: share of the updates made so far, but at least of epoch_updates.
+    warmup_env_steps: W, the number of env steps until the ratio has its full value.
     """
 
     value: float
     tolerance: float
     epoch_updates: int
+    warmup_env_steps: int = 0
+
+    def _due(self, env_steps: int) -> float:
+        warmup = self.warmup_env_steps
+        if env_steps < warmup:
+            return self.value * env_steps**2 / (2 * warmup)
+        return self.value * (env_steps - warmup / 2)
+
+    def _env_steps_for(self, updates: float) -> float:
+        """The number of env steps at which these updates are due."""
+        full, warmup = updates / self.value, self.warmup_env_steps
+        return math.sqrt(2 * warmup * full) if full < warmup / 2 else full + warmup / 2
 
     def updates_allowed(self, env_steps: int, updates: int) -> int:
         """Number of updates that may still begin; 0 if the learner has to wait."""
-        due = self.value * env_steps
+        due = self._due(env_steps)
         most = due + self.tolerance * max(due, self.epoch_updates)
         return 0 if updates > most else int(most) - updates + 1
 
     def env_steps_allowed(self, env_steps: int, updates: int) -> int:
         """Number of env steps that all actors together may still take; 0 if they have to wait."""
         slack = self.tolerance * self.epoch_updates
-        most = max(updates / (1 - self.tolerance), updates + slack) / self.value
+        most = self._env_steps_for(max(updates / (1 - self.tolerance), updates + slack))
         return 0 if env_steps > most else int(most) - env_steps + 1
 
     def updates_due(self, env_steps: int, updates: int) -> int:
         """Number of updates missing to the ratio itself."""
-        return max(0, int(self.value * env_steps + 1e-6) - updates)
+        return max(0, int(self._due(env_steps) + 1e-6) - updates)
 
 
-@gin.configurable(allowlist=["tolerance", "actor_processes"])
+@gin.configurable(allowlist=["tolerance", "warmup_env_steps", "actor_processes"])
 class ReplayRatio:
     """Counts the env steps of all actors, and makes learner and actors wait for each other.
 
@@ -87,18 +103,20 @@ class ReplayRatio:
         ratio: gradient updates per env step of all actors together; None counts without any waiting.
         epoch_updates: number of updates in an epoch.
         batches_per_update: number of batches in an update.
-        warm_up: env steps of all actors before a learner begins to train.
+        start_after: env steps of all actors before a learner begins to train.
         is_over: returns True if the learner has published its last policy and this process has yet to load
             it.
         tolerance: deviation from the ratio at which learner or actors wait, as a share of the updates so far
             (at least of an epoch's). In [0, 1).
+        warmup_env_steps: env steps, of all actors together, over which the ratio rises linearly from 0.
+            Without it, the first episodes are replayed so often that networks memorise them.
         actor_processes: collecting processes of the run, which share schedules of exploration; set by
             --actors.
 
     Attributes:
         env_steps: number collected by this process; in mode "both" by the run.
 
-    Raises: ValueError or TypeError for an invalid tolerance or actor_processes.
+    Raises: ValueError or TypeError for an invalid number.
     """
 
     def __init__(
@@ -109,9 +127,10 @@ class ReplayRatio:
         *,
         epoch_updates: int = 0,
         batches_per_update: int = 1,
-        warm_up: int = 0,
+        start_after: int = 0,
         is_over: Callable[[], bool] = lambda: False,
         tolerance: float = 0.1,
+        warmup_env_steps: int = 0,
         actor_processes: int = 1,
     ) -> None:
         if not 0 <= tolerance < 1:
@@ -120,8 +139,9 @@ class ReplayRatio:
                 "is a share of Experiment.replay_ratio. Fix: set ReplayRatio.tolerance, e.g. 0.1."
             )
         check_number("ReplayRatio.actor_processes", actor_processes, lowest=1, whole=True)
-        self.ctx, self.process_id, self.warm_up, self.is_over = ctx, process_id, warm_up, is_over
-        self.ratio = None if ratio is None else Ratio(ratio, tolerance, epoch_updates)
+        self.ctx, self.process_id, self.start_after, self.is_over = ctx, process_id, start_after, is_over
+        check_number("ReplayRatio.warmup_env_steps", warmup_env_steps, lowest=0, whole=True)
+        self.ratio = None if ratio is None else Ratio(ratio, tolerance, epoch_updates, warmup_env_steps)
         self.batches_per_update, self.actor_processes = batches_per_update, actor_processes
         self.env_steps = 0
         self._aggregates = ctx.role.learns and ctx.is_main
@@ -266,7 +286,7 @@ class ReplayRatio:
         0 means that env steps are far ahead of updates. The remaining steps are shared by the actors at work,
         so their speed between two checks does not matter.
 
-        Before training, actors wait once they have taken `warm_up` steps, unless the learner still lacks
+        Before training, actors wait once they have taken `start_after` steps, unless the learner still lacks
         data. There is no waiting before a learner starts, nor after it has finished. Actors do wait for a
         dead learner: it is expected to restart, and is already behind.
         """
@@ -279,7 +299,7 @@ class ReplayRatio:
         if learner.began_env_steps is None or learner.began_updates is None:
             if learner.note == NO_DATA:
                 return math.inf
-            left = max(0, self.warm_up - env_steps)
+            left = max(0, self.start_after - env_steps)
         else:
             updates = learner.gradient_steps - learner.began_updates
             left = ratio.env_steps_allowed(env_steps - learner.began_env_steps, updates)
@@ -302,7 +322,7 @@ class ReplayRatio:
     def is_warm(self) -> bool:
         """True if actors have collected as much as mode "both" has when it begins to train."""
         return self.ratio is None or from_main(
-            lambda: self._count() >= self.warm_up or self._began_at is not None, self.ctx.accelerator
+            lambda: self._count() >= self.start_after or self._began_at is not None, self.ctx.accelerator
         )
 
     def batches(self, planned: int) -> int:

@@ -18,7 +18,9 @@ from loxodon.experiment.fleet.pace import Ratio
 from .fakes import make_experiment, metrics, run
 from .test_heartbeat import publish, write_beat
 
-RATIOS = st.builds(Ratio, st.floats(1e-4, 50.0), st.floats(0.0, 0.9), st.integers(0, 2000))
+RATIOS = st.builds(
+    Ratio, st.floats(1e-4, 50.0), st.floats(0.0, 0.9), st.integers(0, 2000), st.integers(0, 10**6)
+)
 COUNTS = st.integers(0, 10**7)
 DAY_S = 24 * 3600.0
 
@@ -69,6 +71,13 @@ def test_the_limits_follow_the_formula() -> None:
     assert ratio.updates_due(1000, 450) == 50
 
 
+def test_while_the_ratio_rises_updates_grow_with_the_square_of_env_steps() -> None:
+    ratio = Ratio(0.5, 0.1, 0, warmup_env_steps=100)
+    assert [ratio.updates_due(env_steps, 0) for env_steps in (0, 20, 50, 100, 120)] == [0, 1, 6, 25, 35]
+    assert ratio.env_steps_allowed(50, 6) == 2  # 6 / 0.9 updates are due after 51.6 env steps
+    assert ratio.env_steps_allowed(100, 25) == 6  # 25 / 0.9 updates are due after 105.6 env steps
+
+
 def test_no_step_is_counted_twice_whether_files_stay_or_vanish(tmp_path: Path) -> None:
     write_beat(tmp_path, "old", age_s=3 * DAY_S, env_steps=100, state="stopped")
     write_beat(tmp_path, "killed", age_s=2 * DAY_S, env_steps=30)
@@ -104,7 +113,7 @@ def test_no_step_is_counted_twice_whether_files_stay_or_vanish(tmp_path: Path) -
         ({"gradient_steps": 200, "state": "finished"}, None),
         ({"gradient_steps": 200, "rank": 1}, None),  # there is no learner yet
         ({"began_env_steps": None}, "for the learner's updates"),  # enough for it to begin
-        ({"began_env_steps": None, "warm_up": 701}, None),
+        ({"began_env_steps": None, "start_after": 701}, None),
         ({"began_env_steps": None, "note": NO_DATA}, None),
     ],
 )
@@ -112,11 +121,11 @@ def test_an_actor_waits_while_it_is_too_far_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learner: dict[str, Any], note: str | None
 ) -> None:
     monkeypatch.setattr(pace.time, "sleep", lambda _: None)
-    warm_up = learner.pop("warm_up", 600)
+    start_after = learner.pop("start_after", 600)
     write_beat(tmp_path, "L", **{"role": "learner", "began_env_steps": 100, "began_updates": 10, **learner})
     write_beat(tmp_path, "other", env_steps=100, age_s=5000.0)  # its steps count even though it is dead
     publish(tmp_path)
-    actor = Process(tmp_path, "collect", "self", ratio=0.5, warm_up=warm_up)
+    actor = Process(tmp_path, "collect", "self", ratio=0.5, start_after=start_after)
     for _ in range(5):
         actor.pace.after_env_steps(100)
     assert actor.told == ([] if note is None else [("waiting", note), ("collecting",)])
@@ -191,7 +200,7 @@ def test_a_learner_waits_for_the_first_data_and_while_it_is_too_far_ahead(
 ) -> None:
     monkeypatch.setattr(pace.time, "sleep", lambda _: None)
     write_beat(tmp_path, "actor", env_steps=99, state="stopped")
-    learner = Process(tmp_path, ratio=0.5, warm_up=100, epoch_updates=10)
+    learner = Process(tmp_path, ratio=0.5, start_after=100, epoch_updates=10)
     learner.pace.begin()
     assert not learner.pace.is_warm()
     write_beat(tmp_path, "actor", env_steps=100, state="stopped")
