@@ -14,8 +14,8 @@ SEEDS = (0, 1, 2, 3, 4)
 EPOCH = 600  # env steps
 
 # Settings of all runs. They make runs affordable: epochs have half the usual length, and batches (per task)
-# have about 300 timesteps instead of 1,500. When the ablation began, the preset had 16 epochs without training
-# instead of a replay ratio that rises; all rows keep that but those that replace it.
+# have about 300 timesteps instead of 1,500. When the ablation began, the preset had 16 epochs without
+# training instead of a replay ratio that rises; all rows keep that but those that replace it.
 _EVERYWHERE = (
     "Experiment.train_timesteps_per_epoch=50",  # for each of 12 actors
     "Experiment.val_interval=2",  # every 1,200 env steps
@@ -194,13 +194,15 @@ _PUBLISHED_TRANSFORMER = (
     "TransformerTrajEncoder.head_scaling=True",
 )
 
+_NO_DELAY = ("Experiment.start_learning_at_epoch=0",)
+
 # The order is the order of the queue. Names never change, because stored runs refer to them.
 ROWS = {
     "recommended": Row("nothing", ()),
     # Whole agents
-    "published_agent": Row("every change: the published agent", (), ("amago",)),
+    "published_agent": Row("every change: the published agent", _NO_DELAY, ("amago",)),
     "published_agent_our_transformer": Row(
-        "every change but the sequence model", (), ("amago", "encoders/transformer")
+        "every change but the sequence model", _NO_DELAY, ("amago", "encoders/transformer")
     ),
     # Targets and values
     "n_step": Row(
@@ -289,11 +291,11 @@ ROWS = {
     ),
     "no_delayed_start": Row(
         "16 epochs without training (removed for this result): all updates from the start",
-        ("Experiment.start_learning_at_epoch=0",),
+        _NO_DELAY,
     ),
     "replay_warmup": Row(
         "16 epochs without training: a replay ratio that rises over as many env steps, the present preset",
-        ("Experiment.start_learning_at_epoch=0", f"ReplayRatio.warmup_env_steps={16 * EPOCH}"),
+        (*_NO_DELAY, f"ReplayRatio.warmup_env_steps={16 * EPOCH}"),
     ),
     "grad_clip_1": Row("our gradient clipping at 40: at 1", ("Experiment.grad_clip=1",)),
     "published_learning_rate": Row("our learning rate of 1e-3: 1e-4", ("Experiment.learning_rate=1e-4",)),
