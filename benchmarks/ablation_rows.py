@@ -294,7 +294,11 @@ ROWS = {
         _NO_DELAY,
     ),
     "replay_warmup": Row(
-        "16 epochs without training: a replay ratio that rises over as many env steps, the present preset",
+        "16 epochs without training: a replay ratio that rises over 32 epochs, as in the present preset",
+        (*_NO_DELAY, f"ReplayRatio.warmup_env_steps={32 * EPOCH}"),
+    ),
+    "short_replay_warmup": Row(
+        "16 epochs without training: a replay ratio that rises over 16 epochs",
         (*_NO_DELAY, f"ReplayRatio.warmup_env_steps={16 * EPOCH}"),
     ),
     "grad_clip_1": Row("our gradient clipping at 40: at 1", ("Experiment.grad_clip=1",)),
