@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import gin
+import gymnasium
 import numpy as np
 import pytest
+import torch
 
 from loxodon import agents, data, envs, nets
 from loxodon import experiment as package
 from loxodon.agents import GAE, AdvantageNorm, PPOAgent, PPOLoss, RewardNormalizer
+from loxodon.agents.parts import Steps
 from loxodon.data import load_trajectory, save_trajectory, split_episodes
 from loxodon.experiment import CheckpointManager, Collector, Experiment, Learner, ppo
 from loxodon.experiment.artifacts import UrlStore
@@ -71,7 +74,7 @@ def defined() -> dict[str, Any]:
     """The names that the Python samples define; gin registers a name only once."""
     names: dict[str, Any] = {"__name__": "docs_sample"}
     with gin.unlock_config():
-        for page in ("artifacts", "lifecycle", "on_policy"):
+        for page in ("algorithm", "artifacts", "callbacks", "on_policy"):
             exec(samples(page, "python")[0], names)
     return names
 
@@ -130,6 +133,29 @@ def test_a_command_is_understood(page: str, command: str) -> None:
     assert load_config(parsed.configs, overrides(parsed)).source.warnings == []
 
 
+# ---- the algorithm, resuming ----
+
+
+def test_the_part_of_the_page_makes_targets(defined: dict[str, Any]) -> None:
+    load_config(["tmaze"], ["Agent.returns=@HalfNStep()"])
+    ends = torch.tensor([False, True]).view(1, 2, 1, 1)
+    steps = Steps(torch.ones(1, 2, 1, 1), ends, torch.ones(1, 2, 1, 1) > 0, torch.tensor([[0.5]]))
+    targets = defined["HalfNStep"]().from_values(steps, torch.full((1, 2, 1, 1), 8.0))
+    assert targets.flatten().tolist() == [3.0, 1.0]
+
+
+def test_the_environment_of_the_page_offers_its_state() -> None:
+    names: dict[str, Any] = {"gym": gymnasium}
+    exec(samples("resume", "python")[0], names)
+    one, other = (names["MyEnv"]() for _ in range(2))
+    for env, position in ((one, 1), (other, 2)):
+        env.position, env.map = position, np.full(3, position)
+        env.np_random.random(position)
+    other.set_state(one.get_state())
+    assert (other.position, other.map.tolist()) == (1, [1, 1, 1])
+    assert one.np_random.random() == other.np_random.random()
+
+
 # ---- artifacts ----
 
 
@@ -167,7 +193,7 @@ def test_the_store_of_the_page_serves_a_run(tmp_path: Path, defined: dict[str, A
     exp.close()
 
 
-# ---- lifecycle ----
+# ---- callbacks ----
 
 
 def test_the_callback_of_the_page_stops_a_run_and_keeps_its_state(
@@ -185,7 +211,7 @@ def test_the_callback_of_the_page_stops_a_run_and_keeps_its_state(
 
 
 def test_the_page_names_every_hook() -> None:
-    assert [hook for hook in HOOKS if f"`{hook}`" not in PAGES["lifecycle"]] == []
+    assert [hook for hook in HOOKS if f"`{hook}`" not in PAGES["callbacks"]] == []
 
 
 # ---- on-policy learning, and policies that act ----
