@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -116,6 +117,44 @@ def test_the_samples_of_the_readme_train_together(
     env_steps, val_return = capsys.readouterr().out.split()[-2:]
     assert int(env_steps) >= 0
     assert float(val_return) > 0.0
+
+
+MEASURED = {  # suite and task of each row of results in the README
+    "T-maze, corridor of 50": ("presets", "tmaze"),
+    "T-maze, corridor of 10,000": ("long", "tmaze_10000"),
+    "100 symbols recalled by key": ("memory", "recall_by_key"),
+    "POPGym AutoencodeEasy": ("popgym", "AutoencodeEasy"),
+    "Meta-FrozenLake, 15 attempts": ("meta", "frozen_lake"),
+    "Pendulum-v1": ("classic", "Pendulum-v1"),
+    "CartPole-v1 without velocities": ("ppo", "ppo_cartpole_no_velocity"),
+    "POPGym RepeatPreviousEasy": ("ppo", "ppo_repeat_gru"),
+}
+
+
+def test_the_figures_of_the_readme_are_those_of_stored_runs() -> None:
+    page = PAGES["README"]
+    rows = re.findall(r"^\| (.*?) \| `.*?` \| \w+ \| (.*?) \| (.*) \|$", page, flags=re.MULTILINE)
+    assert [task for task, *_ in rows] == list(MEASURED)
+    for task, target, figures in rows:
+        suite, name = MEASURED[task]
+        entry = stored(f"learning_{suite}")["tasks"][name]
+        medians = entry["median_to_target"]  # None unless every seed reached the target
+        expected = f"all {len(entry['runs'])} | {medians['env_steps']:,} | {medians['seconds']:,.0f}"
+        assert (float(target.split()[0 if "right" in target else -1]), figures) == (
+            entry["task"]["target"],
+            expected,
+        )
+    figures_of_task = {task: figures for task, _, figures in rows}
+    assert "in 24,000 env steps with every seed" in page
+    assert "24,000" in figures_of_task["100 symbols recalled by key"]
+    assert "velocities in 30,720 env steps" in page
+    assert "30,720" in figures_of_task["CartPole-v1 without velocities"]
+    assert f"{stored('chaos')['rounds']} kills in one run" in page
+
+
+def stored(name: str) -> Any:
+    """A file of benchmark results."""
+    return json.loads((ROOT / f"benchmarks/results/{name}.json").read_text(encoding="utf-8"))
 
 
 def test_the_pages_have_samples_and_commands() -> None:
