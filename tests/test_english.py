@@ -1,4 +1,4 @@
-"""Comments and docstrings are plain English: no fragments, and no words that readers stumble over."""
+"""Texts are plain English: no fragments, no words that readers stumble over, no overlong lines in pages."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ AVOIDED = r"\b(?:likewise|mend(?:s|ed|ing)?|by heart|whatever|beside|in place of
 BEGIN = re.compile(FRAGMENT, re.IGNORECASE)
 WORD = re.compile(AVOIDED, re.IGNORECASE)
 VARIABLE = re.compile(r"[A-Z] [(@]")
+LONGEST_LINE = 120
+NOT_WRAPPED = {"CHANGELOG.md", "docs/results.md"}
 SUSPECT = re.compile(rf'(?:#|""")\s*(?:{FRAGMENT}|[A-Z] [(@])|{AVOIDED}', re.IGNORECASE)
 
 
@@ -68,3 +70,33 @@ def test_comments_and_docstrings_are_plain_english(folder: str) -> None:
     texts = {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in paths}
     found = [f"{path}:{row}" for path, text in texts.items() for row in faults(text, path.suffix == ".py")]
     assert found == [], "Fix: write a sentence, or a noun phrase that begins with its noun, in plain words"
+
+
+def overlong(page: str) -> list[int]:
+    """Rows of prose in a Markdown page that should have been wrapped.
+
+    Code blocks, tables, headings, comments, and lines of a single word, inline code or link may be long.
+    """
+    found, is_code = [], False
+    for row, line in enumerate(page.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif len(line) > LONGEST_LINE and not is_code and not line.lstrip().startswith(("|", "#", "<!--")):
+            words = re.sub(r"`[^`]*`|\[[^]]*\]\([^)]*\)", "x", line)
+            if " " in re.sub(r"^\s*([-*>] |\d+\. )?", "", words):
+                found.append(row)
+    return found
+
+
+def test_the_check_of_pages_sees_prose_that_can_be_wrapped() -> None:
+    long = "word " * 30
+    page = f"# {long}\n{long}\n- `{long}`\n- `{long}` and\n```\n{long}\n```\n| {long} |\n[{long}](x)\n{long}"
+    assert overlong(page) == [2, 4, 10]
+
+
+def test_lines_of_pages_are_wrapped() -> None:
+    paths = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in sorted(paths)}
+    assert texts.keys() > NOT_WRAPPED
+    found = [f"{name}:{row}" for name in texts.keys() - NOT_WRAPPED for row in overlong(texts[name])]
+    assert sorted(found) == [], f"Fix: break lines of prose after at most {LONGEST_LINE} characters"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 
 _LOSSES = {
     "loss": "what is minimised: `actor_loss` plus `Experiment.critic_loss_weight` times `critic_loss`, plus "
@@ -214,7 +215,8 @@ def page() -> str:
         "`python -m loxodon.tools.metrics`, which also takes names.",
     ]
     for group, (about, known) in METRICS.items():
-        lines += ["", f"## {group}/", "", about, "", "| figure | meaning |", "|---|---|"]
+        wrapped = textwrap.fill(about, 120, break_long_words=False, break_on_hyphens=False)
+        lines += ["", f"## {group}/", "", wrapped, "", "| figure | meaning |", "|---|---|"]
         lines += [f"| `{figure}` | {meaning} |" for figure, meaning in known.items()]
     return "\n".join(lines) + "\n"
 

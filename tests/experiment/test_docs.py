@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -12,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import gin
+import gymnasium
 import numpy as np
 import pytest
+import torch
 
 from loxodon import agents, data, envs, nets
 from loxodon import experiment as package
 from loxodon.agents import GAE, AdvantageNorm, PPOAgent, PPOLoss, RewardNormalizer
+from loxodon.agents.parts import Steps
 from loxodon.data import load_trajectory, save_trajectory, split_episodes
 from loxodon.experiment import CheckpointManager, Collector, Experiment, Learner, ppo
 from loxodon.experiment.artifacts import UrlStore
@@ -71,7 +75,7 @@ def defined() -> dict[str, Any]:
     """The names that the Python samples define; gin registers a name only once."""
     names: dict[str, Any] = {"__name__": "docs_sample"}
     with gin.unlock_config():
-        for page in ("artifacts", "lifecycle", "on_policy"):
+        for page in ("algorithm", "artifacts", "callbacks", "on_policy"):
             exec(samples(page, "python")[0], names)
     return names
 
@@ -115,6 +119,44 @@ def test_the_samples_of_the_readme_train_together(
     assert float(val_return) > 0.0
 
 
+MEASURED = {  # suite and task of each row of results in the README
+    "T-maze, corridor of 50": ("presets", "tmaze"),
+    "T-maze, corridor of 10,000": ("long", "tmaze_10000"),
+    "100 symbols recalled by key": ("memory", "recall_by_key"),
+    "POPGym AutoencodeEasy": ("popgym", "AutoencodeEasy"),
+    "Meta-FrozenLake, 15 attempts": ("meta", "frozen_lake"),
+    "Pendulum-v1": ("classic", "Pendulum-v1"),
+    "CartPole-v1 without velocities": ("ppo", "ppo_cartpole_no_velocity"),
+    "POPGym RepeatPreviousEasy": ("ppo", "ppo_repeat_gru"),
+}
+
+
+def test_the_figures_of_the_readme_are_those_of_stored_runs() -> None:
+    page = PAGES["README"]
+    rows = re.findall(r"^\| (.*?) \| `.*?` \| \w+ \| (.*?) \| (.*) \|$", page, flags=re.MULTILINE)
+    assert [task for task, *_ in rows] == list(MEASURED)
+    for task, target, figures in rows:
+        suite, name = MEASURED[task]
+        entry = stored(f"learning_{suite}")["tasks"][name]
+        medians = entry["median_to_target"]  # None unless every seed reached the target
+        expected = f"all {len(entry['runs'])} | {medians['env_steps']:,} | {medians['seconds']:,.0f}"
+        assert (float(target.split()[0 if "right" in target else -1]), figures) == (
+            entry["task"]["target"],
+            expected,
+        )
+    figures_of_task = {task: figures for task, _, figures in rows}
+    assert "in 24,000 env steps with every seed" in page
+    assert "24,000" in figures_of_task["100 symbols recalled by key"]
+    assert "velocities in 30,720 env steps" in page
+    assert "30,720" in figures_of_task["CartPole-v1 without velocities"]
+    assert f"{stored('chaos')['rounds']} kills in one run" in page
+
+
+def stored(name: str) -> Any:
+    """A file of benchmark results."""
+    return json.loads((ROOT / f"benchmarks/results/{name}.json").read_text(encoding="utf-8"))
+
+
 def test_the_pages_have_samples_and_commands() -> None:
     assert len(GIN) > 20
     assert len(commands()) > 15
@@ -128,6 +170,29 @@ def test_a_command_is_understood(page: str, command: str) -> None:
         words += ["--actors", str(args.actors)]
     parsed = parse_run(words)
     assert load_config(parsed.configs, overrides(parsed)).source.warnings == []
+
+
+# ---- the algorithm, resuming ----
+
+
+def test_the_part_of_the_page_makes_targets(defined: dict[str, Any]) -> None:
+    load_config(["tmaze"], ["Agent.returns=@HalfNStep()"])
+    ends = torch.tensor([False, True]).view(1, 2, 1, 1)
+    steps = Steps(torch.ones(1, 2, 1, 1), ends, torch.ones(1, 2, 1, 1) > 0, torch.tensor([[0.5]]))
+    targets = defined["HalfNStep"]().from_values(steps, torch.full((1, 2, 1, 1), 8.0))
+    assert targets.flatten().tolist() == [3.0, 1.0]
+
+
+def test_the_environment_of_the_page_offers_its_state() -> None:
+    names: dict[str, Any] = {"gym": gymnasium}
+    exec(samples("resume", "python")[0], names)
+    one, other = (names["MyEnv"]() for _ in range(2))
+    for env, position in ((one, 1), (other, 2)):
+        env.position, env.map = position, np.full(3, position)
+        env.np_random.random(position)
+    other.set_state(one.get_state())
+    assert (other.position, other.map.tolist()) == (1, [1, 1, 1])
+    assert one.np_random.random() == other.np_random.random()
 
 
 # ---- artifacts ----
@@ -167,7 +232,7 @@ def test_the_store_of_the_page_serves_a_run(tmp_path: Path, defined: dict[str, A
     exp.close()
 
 
-# ---- lifecycle ----
+# ---- callbacks ----
 
 
 def test_the_callback_of_the_page_stops_a_run_and_keeps_its_state(
@@ -185,7 +250,7 @@ def test_the_callback_of_the_page_stops_a_run_and_keeps_its_state(
 
 
 def test_the_page_names_every_hook() -> None:
-    assert [hook for hook in HOOKS if f"`{hook}`" not in PAGES["lifecycle"]] == []
+    assert [hook for hook in HOOKS if f"`{hook}`" not in PAGES["callbacks"]] == []
 
 
 # ---- on-policy learning, and policies that act ----
