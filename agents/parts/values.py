@@ -92,8 +92,7 @@ class _MovingMoments(ValueScale):
         if not 0.0 < beta <= 1.0:
             name = type(self).__name__
             raise ValueError(
-                f"{name}.beta is {beta}, but a rate lies above 0 and is at most 1. "
-                f"Fix: bind {name}.beta = 5e-4."
+                f"{name}.beta is {beta}, but must be above 0 and at most 1. Fix: bind {name}.beta = 5e-4."
             )
         self.beta = beta
 
@@ -293,14 +292,13 @@ class FixedUnits(_MovingMoments):
         if not 0.0 < floor <= 1.0:
             name = type(self).__name__
             raise ValueError(
-                f"{name}.floor is {floor}, but a share lies above 0 and is at most 1. "
-                f"Fix: bind {name}.floor = 0.1."
+                f"{name}.floor is {floor}, but must be above 0 and at most 1. Fix: bind {name}.floor = 0.1."
             )
         if not isinstance(start, StartAtReward | None):
             name = type(self).__name__
             raise TypeError(
-                f"{name}.start is {start!r}, but must be a StartAtReward or None, in gin with parentheses. "
-                f"Fix: bind {name}.start = @StartAtReward()."
+                f"{name}.start is {start!r}, but must be None or a StartAtReward (in gin, a reference with "
+                f"parentheses). Fix: bind {name}.start = @StartAtReward()."
             )
         self.floor, self.start = floor, start
 

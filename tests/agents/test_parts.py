@@ -102,7 +102,7 @@ def test_gin_chooses_parts_and_their_settings(
     ],
 )
 def test_a_value_that_is_not_a_part_is_refused_with_a_fix(setting: str, wrong: Any, example: str) -> None:
-    words = rf"Agent.{setting} is .*with parentheses. Fix: bind, say, Agent.{setting} = @{example}\(\)"
+    words = rf"Agent.{setting} is .*with parentheses\). Fix: bind, e.g., Agent.{setting} = @{example}\(\)"
     with pytest.raises(TypeError, match=words):
         make_agent(**{setting: wrong})
 
@@ -122,7 +122,10 @@ def test_a_value_that_is_not_a_part_is_refused_with_a_fix(setting: str, wrong: A
         (lambda: WeighByReward(rare=-1.0), "WeighByReward.rare is -1.0"),
         (lambda: FixedUnits(floor=0.0), "FixedUnits.floor is 0.0"),
         (lambda: SummedValues(floor=2.0), "SummedValues.floor is 2.0"),
-        (lambda: SummedValues(start=StartAtReward), "SummedValues.start is <class.*in gin with parentheses"),  # type: ignore[arg-type]
+        (
+            lambda: SummedValues(start=StartAtReward),
+            "SummedValues.start is <class.*in gin, a reference",
+        ),  # type: ignore[arg-type]
     ],
 )
 def test_impossible_settings_of_parts_are_explained(make: Callable[[], Any], words: str) -> None:
