@@ -278,8 +278,8 @@ def test_sampling_draws_from_the_policy(policy_file: Path) -> None:
 
 GOOD = np.zeros((2, 4), np.float32)
 MISTAKES: dict[str, tuple[tuple[Any, ...], str]] = {
-    "shape": ((np.zeros((3, 4)), [0, 0]), r"shape \(3, 4\).* says \(2, 4\).*Fix:.*reset\(num_envs=N\)"),
-    "key": (({"wrong": 1}, [0, 0]), r"got \{'wrong': 1\}.* asks for real numbers.*Fix:"),
+    "shape": ((np.zeros((3, 4)), [0, 0]), r"shape \(3, 4\).* the shape \(2, 4\).*Fix:.*reset\(num_envs=N\)"),
+    "key": (({"wrong": 1}, [0, 0]), r"got \{'wrong': 1\}.* requires real numbers.*Fix:"),
     "text": ((np.full((2, 4), "1.0"), [0, 0]), r"got array\(\[\['1.0'.*real numbers.*Fix:"),
     "too large": ((np.full((2, 4), 1e39), [0, 0]), r"got inf as .*\(environment 0\).*Fix:"),
     "no rewards": ((GOOD,), r"got no rewards.*Fix:"),

@@ -61,8 +61,8 @@ NOT_FINITE = r"returned {} as observation 'observation' \(environment 1, step 2 
         ("fork", "reward shape", r"Environment 1 failed in step.*the reward array\(\[0., 0.\]\).*Fix"),
         ("sync", "nan reward", r"NaN as reward \(environment 1, step 1 .*Fix"),
         ("sync", "inf reward", r"-inf as reward \(environment 1, step 1 .*Fix"),
-        ("sync", "shape", r"with shape \(1,\).*says \(3,\).*Fix"),
-        ("fork", "shape", r"with shape \(1,\).*says \(3,\).*Fix"),
+        ("sync", "shape", r"with shape \(1,\).*the shape \(3,\).*Fix"),
+        ("fork", "shape", r"with shape \(1,\).*the shape \(3,\).*Fix"),
     ],
 )
 def test_errors_say_where_in_an_environment_they_occurred(
