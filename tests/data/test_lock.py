@@ -71,8 +71,8 @@ def test_one_process_manages_a_folder_until_it_closes_or_is_killed(
         twin.close()
         assert ask("edit") == "ready\n"
         note = json.loads((tmp_path / "set/buffer/manager.json").read_text())
-        text = rf"Process {other.pid} on {note['host']} \(run 'set', since {note['since'][:10]}.*\) already manages "
-        with pytest.raises(ValueError, match=rf"{text}.*set/buffer: .*Fix: end that process.*False"):
+        text = rf"Process {other.pid} on {note['host']} \(run 'set', since {note['since'][:10]}.*\) already "
+        with pytest.raises(ValueError, match=rf"{text}manages .*set/buffer: .*Fix: end that process.*False"):
             twin.delete()  # this needs the right again
         make_dataset(edit=False)
         other.kill()  # SIGKILL: nothing is cleaned up
