@@ -521,8 +521,8 @@ class OffPolicyAgent(BaseAgent, ABC):
         if not (0.0 < self.tau <= 1.0 and self.reward_multiplier > 0.0):
             raise ValueError(
                 f"{name}.tau is {self.tau} and {name}.reward_multiplier is {self.reward_multiplier}, but "
-                "tau must be above 0 and at most 1, and reward_multiplier must be above 0. Fix: bind, "
-                f"e.g., {name}.tau = 0.003 and {name}.reward_multiplier = 10.0."
+                "tau must be above 0 and at most 1, and reward_multiplier must be above 0. Fix: bind "
+                f"{name}.tau = 0.003 and {name}.reward_multiplier = 10.0, for example."
             )
 
 
@@ -575,7 +575,7 @@ def _require_parts(name: str, **parts: Any) -> None:
         if not isinstance(part, kind):
             raise TypeError(
                 f"{name}.{setting} is {part!r}, but must be an object from loxodon.agents.parts (in gin, a "
-                f"reference with parentheses). Fix: bind, e.g., {name}.{setting} = {example}."
+                f"reference with parentheses). Fix: bind {name}.{setting} = {example}, for example."
             )
 
 

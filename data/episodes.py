@@ -85,8 +85,8 @@ def best_files(paths: Sequence[Path], share: float, track: Track = iter) -> list
     """
     if not 0 < share <= 1:
         raise ValueError(
-            f"The share of best episodes is {share}, but must be above 0 and at most 1. Fix: use, e.g., "
-            "--best 0.1."
+            f"The share of best episodes is {share}, but must be above 0 and at most 1. Fix: write --best "
+            "0.1, for example."
         )
     returns: dict[str, list[tuple[float, list[Path]]]] = defaultdict(list)
     for pieces in track(join_pieces(paths, track)):

@@ -138,8 +138,8 @@ class HindsightRelabeler(Relabeler):
         if tolerance < 0 or not 0 <= share <= 1:
             raise ValueError(
                 f"HindsightRelabeler.tolerance is {tolerance} and share is {share}, but tolerance must be "
-                "at least 0 and share must lie in [0, 1]. Fix: set, e.g., HindsightRelabeler.tolerance = "
-                "1e-3 and HindsightRelabeler.share = 0.8."
+                "at least 0 and share must lie in [0, 1]. Fix: set HindsightRelabeler.tolerance = 1e-3 and "
+                "HindsightRelabeler.share = 0.8, for example."
             )
         self.strategy, self.share = strategy, share
         self.achieved_key, self.goals_key = achieved_key, goals_key

@@ -213,7 +213,7 @@ def test_an_unknown_attribute_is_an_error(tmp_path: Path, mode: str, error: type
     changes: dict[str, Any] = {"env_mode": mode, "async_env_mp_context": "fork", "val_interval": None}
     exp = make_experiment(tmp_path, callbacks=curriculum(attribute="lengt"), **changes)
     exp.start()
-    words = r"CountingEnv.* has no attribute 'lengt'; looked for in CountingEnv. Did you mean 'length'\? Fix"
+    words = r"CountingEnv.* has no attribute 'lengt' \(searched: CountingEnv\). Did you mean 'length'\? Fix"
     with pytest.raises(error, match=words):
         exp.learn()
     exp.close()

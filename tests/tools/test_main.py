@@ -115,7 +115,11 @@ def test_run_is_the_default_command(
             "--agent 'pppo' is not known. Did you mean 'ppo'? Fix: choose",
         ),
         ("run --env CartPole-v1 --encoder grru", 2, "--encoder 'grru' is not known. Did you mean 'gru'"),
-        ("run --env tmaze", 2, "--env 'tmaze' is a preset, not an environment. Fix: loxodon run tmaze."),
+        (
+            "run --env tmaze",
+            2,
+            "--env 'tmaze' is a preset, not an environment. Fix: write loxodon run tmaze.",
+        ),
         ("status . --jsn", 2, "unrecognized arguments: --jsn. Did you mean '--json'"),
     ],
 )

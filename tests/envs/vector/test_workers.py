@@ -116,9 +116,9 @@ def test_a_close_that_fails_is_a_warning_and_the_others_are_closed(
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        (None, r"made None, but must make one gymnasium.Env. Fix: derive .* and return one"),
-        (3, r"made a int, .*Fix: derive"),
-        (vector_env_of(ScriptedEnv), r"made a SyncVectorEnv.*Fix: set Experiment.env_mode"),
+        (None, r"created None, but must create one gymnasium.Env. Fix: derive .* and return one"),
+        (3, r"created a int, .*Fix: derive"),
+        (vector_env_of(ScriptedEnv), r"created a SyncVectorEnv.*Fix: set Experiment.env_mode"),
     ],
 )
 @pytest.mark.parametrize("kind", ["sync", "fork"])
