@@ -126,8 +126,8 @@ class Misspelt(Callback):
 @pytest.mark.parametrize(
     ("callbacks", "error", "words"),
     [
-        ([Misspelt], ValueError, r"Misspelt defines on_fit_ends.*no hook.*Fix: rename it to on_fit_end,"),
-        ([dict], TypeError, r"callbacks makes \{\}.*list of what makes Callbacks.*Fix"),
+        ([Misspelt], ValueError, r"Misspelt defines on_fit_ends.*not a hook.*Fix: rename it to on_fit_end,"),
+        ([dict], TypeError, r"callbacks makes \{\}.*that create Callbacks.*Fix"),
         ([3], TypeError, r"callbacks holds 3.*Fix"),
         (Counter, TypeError, r"callbacks is <class .*Counter.*Fix"),
     ],

@@ -159,7 +159,7 @@ def test_environments_of_old_gym_are_refused_with_the_new_signature(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     error = refused(capsys, *envs(*in_env("@CompOldReset")))
-    assert "def reset(self, *, seed=None, options=None)" in error
+    assert "define reset(self, *, seed=None, options=None)" in error
 
 
 # --- warnings -------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_collecting_for_a_dataset_that_takes_nothing_is_reported(
         caplog.clear()
         words = ["--config", "tiny.gin", *settings, f"Experiment.train_timesteps_per_epoch={steps}"]
         assert main(words) == 0
-        assert any("thrown away" in text for text in caplog.messages) == is_told
+        assert any("discarded" in text for text in caplog.messages) == is_told
     capsys.readouterr()
     before = sorted(Path("runs").rglob("*"))
     assert main(["--config", "tiny.gin", *settings, "DiskTrajDataset.dset_root=runs", "--check"]) == 0

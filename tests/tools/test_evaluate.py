@@ -331,7 +331,7 @@ def test_a_run_is_evaluated_in_its_own_environments_with_changes_on_top(
         ("epoch:7",): "policy_epoch_7.safetensors: runs/tiny has best, latest, epoch:0. Fix: choose one",
         ("newest",): "--policy is 'newest', but must be best, latest or epoch:N. Fix: ",
         ("latest", "--set", "TMazePassive.horizn=2"): "Did you mean 'horizon'?",
-        ("latest", "--env", "CartPole-v1"): "is of another environment: ",
+        ("latest", "--env", "CartPole-v1"): "belongs to another environment: ",
     }.items():
         assert main([str(folder), *words, *wrong]) in (1, 2)
         assert says in capsys.readouterr().err

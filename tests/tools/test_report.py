@@ -276,7 +276,7 @@ def test_odd_records_are_skipped_and_counted(tmp_path: Path, caplog: pytest.LogC
     good = path.read_text().splitlines()
     path.write_text("\n".join([*odd, *good[:3], *odd, *good[3:]]))
     assert read_curves(path) == expected
-    assert f"{2 * len(odd)} lines of {path} are left out" in caplog.text
+    assert f"{2 * len(odd)} lines of {path} are skipped" in caplog.text
 
 
 @pytest.mark.parametrize("what", ["folder", "pipe", "link", "unreadable"])

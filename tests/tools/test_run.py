@@ -210,8 +210,8 @@ def test_a_run_without_any_update_fails_and_says_why(
     assert main(["--config", "tiny.gin", *words, "Experiment.ckpt_interval=None"]) == 1
     assert "error: This run made no update. No episode has ended" in (text := capsys.readouterr().err)
     assert "Experiment.traj_save_len, e.g. to 500" in text
-    (text,) = (r.getMessage() for r in caplog.records if "there was no update" in r.getMessage())
-    assert text.startswith("After 2 epochs there was no update. No episode has ended: 32 env steps")
+    (text,) = (r.getMessage() for r in caplog.records if "there has been no update" in r.getMessage())
+    assert text.startswith("After 2 epochs there has been no update. No episode has ended: 32 env steps")
     assert main(["--config", "tiny.gin", *words, "Experiment.traj_save_len=8"]) == 0
 
 
@@ -373,7 +373,7 @@ class OtherEnv(CountingEnv):
     ("obs_space", "words"),
     [
         (None, r"actions Discrete\(4\), .* and Discrete\(3\)"),
-        (spaces.Discrete(4), r"Discrete\(4\).*made for Dict\('observation': Box"),
+        (spaces.Discrete(4), r"Discrete\(4\).*built for Dict\('observation': Box"),
         (spaces.Dict(observation=CountingEnv().observation_space, more=spaces.Discrete(2)), "'more'"),
     ],
 )
@@ -382,7 +382,9 @@ def test_environments_that_do_not_fit_are_reported_before_training(
 ) -> None:
     env = EnvSpec(OtherEnv, {"obs_space": obs_space}, env_name="other")
     exp = make_experiment(tmp_path, **{setting: env, "FinalTest.timesteps": 6})
-    with pytest.raises(ValueError, match=rf"evaluate in \(other\) have .*{words}.*Fix:.*make_val_env"):
+    with pytest.raises(
+        ValueError, match=rf"evaluation environments \(other\) have .*{words}.*Fix:.*make_val_env"
+    ):
         exp.start()
     exp.close()
 

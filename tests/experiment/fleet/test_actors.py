@@ -240,6 +240,6 @@ def test_actors_that_cannot_work_end_the_run_with_their_error(
     printed = capsys.readouterr()
     assert "error: No actor is left: actor 0 ended with exit status 2" in printed.err
     assert "no luck today" in printed.err
-    assert "Fix: correct what the log says, then run the same command with --resume" in printed.err
+    assert "Fix: correct the error in this log, then run the same command with --resume" in printed.err
     assert "saved" in printed.out
     assert tiny.actors() == []
