@@ -258,8 +258,8 @@ def wrong_types(bindings: Sequence[Binding]) -> list[str]:
         near = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
         line = line_of_value(binding, bindings)
         found.append(
-            f"{line.origin}: {binding.key} = {binding.value!r} is {_kind_of(value)}, but {describe(hint)} is "
-            f"allowed.{near} Fix: {_fix(value, hint)}."
+            f"{line.origin}: {binding.key} = {binding.value!r} is {_kind_of(value)}, but must be "
+            f"{describe(hint)}.{near} Fix: {_fix(value, hint)}."
         )
     return found
 
@@ -352,7 +352,7 @@ def _described(kind: Any, args: tuple[Any, ...]) -> str:
         return " or ".join(map(repr, args))
     if kind in _CALLABLES:
         wanted = args[-1] if args else Any
-        return "@Name" if _is_unchecked(wanted) else f"@Name that makes {_with_article(wanted.__name__)}"
+        return "@Name" if _is_unchecked(wanted) else f"@Name that creates {_with_article(wanted.__name__)}"
     name = "None" if kind is types.NoneType else getattr(kind, "__name__", str(kind))
     inner = ", ".join("..." if arg is Ellipsis else describe(arg) for arg in args)
     return f"{name}[{inner}]" if inner else str(name)
@@ -361,7 +361,7 @@ def _described(kind: Any, args: tuple[Any, ...]) -> str:
 def _kind_of(value: Any) -> str:
     """The kind of a value, in words."""
     if isinstance(value, Reference):
-        return "what that call returns" if value.is_called else "the class or function itself"
+        return "the result of that call" if value.is_called else "the class or function itself"
     return "None" if value is None else _with_article(type(value).__name__)
 
 
