@@ -214,8 +214,8 @@ def test_the_tools_package_is_runnable(
     assert ended.value.code == 0
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith("usage: python -m loxodon.tools run ")
-    assert re.search(r"Parts to put on top of one: .*encoders/ff_small", said)
-    assert "small," not in said.partition("Parts to put")[0].partition("Presets:")[2]
+    assert re.search(r"Partial presets to put on top of one: .*encoders/ff_small", said)
+    assert "small," not in said.partition("Partial presets to put")[0].partition("Presets:")[2]
 
 
 def test_settings_of_another_dataset_in_a_preset_are_not_an_error(

@@ -55,7 +55,7 @@ def test_a_config_error_is_one_message_without_traceback_and_nothing_is_written(
     [
         (["--config", "tiny"], None),  # the suffix may be left out
         (["--config", "tini.gin"], "no such file or preset"),
-        ([], "no --config is given"),
+        ([], "no preset, .gin file or --env is given"),
         (["--config", "tiny.gin", "--epochs=3"], "unrecognized arguments: --epochs=3"),
         (["--config", "tiny.gin", "--sead", "3"], "Did you mean '--seed' or '--seeds'?"),
         (["--config", "tiny.gin", "--mode", "colect"], "invalid choice: 'colect'"),
@@ -112,7 +112,7 @@ def test_a_saved_config_is_equivalent(capsys: pytest.CaptureFixture[str]) -> Non
         saved = bound(*words, "--save-config", "mine.gin")
         assert {line for line in saved if "saved mine.gin" not in line} == before == bound("mine.gin")
         assert main(["mine.gin", "Experiment.epochs=3", "--save-config", "mine.gin", "--print-config"]) == 2
-        assert "there is another file of this name. Fix: " in capsys.readouterr().err
+        assert "a different file of this name exists. Fix: " in capsys.readouterr().err
         Path("mine.gin").unlink()
 
 
