@@ -73,8 +73,8 @@ def open_minari(dataset_id: str, *, download: bool = False) -> Any:
         return minari.load_dataset(dataset_id, download=download)
     except ImportError as error:
         raise ImportError(
-            f"Minari dataset {dataset_id!r} needs a package that is not installed: {error}. "
-            "Fix: install what it names."
+            f"Minari dataset {dataset_id!r} needs a package that is not installed: {error}. Fix: install "
+            "the package that it names."
         ) from error
     except FileNotFoundError as error:
         root = os.environ.get("MINARI_DATASETS_PATH", "~/.minari/datasets")

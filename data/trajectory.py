@@ -156,7 +156,7 @@ class Trajectory:
         if not 0 <= start < stop <= len(self.rews):
             raise ValueError(
                 f"A slice from {start} to {stop} of a trajectory of {len(self.rews)} transitions is not "
-                "possible; 0 <= start < stop <= T must hold, so that the slice has at least one "
+                "possible. 0 <= start < stop <= T must hold, so that the slice has at least one "
                 "transition. Fix: take start and stop from Sampler.window."
             )
         after = stop + 1

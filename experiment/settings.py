@@ -100,9 +100,8 @@ class Settings:
     )
     val_timesteps_per_epoch: int = field(
         metadata=about(
-            "an evaluation counts every episode that begins within this many env steps of its actor, and "
-            "plays each to its end (but for at most ten times as many steps, plus 1,000); 0 disables "
-            "evaluation",
+            "env steps per actor in an evaluation. Every episode that begins within them counts and is "
+            "played to its end, for at most ten times as many steps plus 1,000; 0 disables evaluation",
             lowest=0,
             tiny_most=FEW_STEPS,
         )
@@ -247,12 +246,14 @@ class Settings:
         False, "compile the policy for acting with torch.compile (slow to start, for GPUs)", in_hash=False
     )
     restore_from: str | None = setting(
-        None, "what a new run begins from: an artifact (`latest`, `other-run:best`) or a path", tried=None
+        None,
+        "source that a new run begins from: an artifact (`latest`, `other-run:best`) or a path",
+        tried=None,
     )
     packed_batches: bool = setting(
         False,
         "put short windows one after another in one row instead of padding each; the losses are the same. "
-        "It saves what padding costs without sorting windows by length",
+        "This saves the cost of padding without sorting windows by length",
         on_policy=False,
     )
     replay_ratio: float | None = setting(

@@ -48,11 +48,11 @@ _EPISODES = {
 
 METRICS: dict[str, tuple[str, dict[str, str]]] = {
     "collect": (
-        "Episodes that ended in this epoch while collecting, with exploration; there are none until one has "
-        "ended. Short episodes end first: until the longest have had time to end since all environments were "
-        "last reset (the start of a run, `Experiment.force_reset_train_envs_every`, "
-        "`CheckpointManager.exact_resume`), they are over-represented, and means are too low where long "
-        "episodes are the good ones. `val/` does not have this bias.",
+        "Episodes that ended in this epoch while collecting, with exploration; there are none until one "
+        "has ended. Short episodes end first. They are over-represented until the longest have had time to "
+        "end since the last reset of all environments (the start of a run, "
+        "`Experiment.force_reset_train_envs_every`, `CheckpointManager.exact_resume`). Until then, means "
+        "are too low if long episodes are the good ones. `val/` does not have this bias.",
         _EPISODES,
     ),
     "val": (

@@ -29,7 +29,7 @@ _NARROWEST = 40  # minimum number of columns for wrapped text
 def main(argv: Sequence[str] | None = None) -> int:
     """List the presets, or print one; returns the exit status, 2 for an unknown name."""
     parser = argparse.ArgumentParser(
-        prog="loxodon presets", description="List the presets that can be run, and what they reached."
+        prog="loxodon presets", description="List the presets that can be run, with their measured results."
     )
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="print this preset and the paths of its parts"

@@ -381,7 +381,7 @@ class WandbStore(ArtifactStore):
         if (mode := os.environ.get("WANDB_MODE")) in ("offline", "disabled", "dryrun"):
             raise RuntimeError(
                 f"W&B is offline (WANDB_MODE={mode}) and cannot provide {what}. Fix: set WANDB_MODE=online "
-                "and `wandb login`, or restore from a folder: Experiment.restore_from = "
+                "and run `wandb login`, or restore from a folder: Experiment.restore_from = "
                 "'/path/to/a/checkpoint' or a UrlStore."
             )
         import wandb
@@ -391,7 +391,7 @@ class WandbStore(ArtifactStore):
         except (wandb.Error, ValueError, OSError) as error:
             raise FileNotFoundError(
                 f"W&B did not provide {what}: {error}. Fix: check Experiment.wandb_project and "
-                "wandb_entity, the name and version (an offline run has none before `wandb sync`), and "
+                "wandb_entity, the name and version (an offline run has none before `wandb sync`), and run "
                 "`wandb login`."
             ) from error
 

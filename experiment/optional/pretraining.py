@@ -84,8 +84,8 @@ class Pretraining(Callback):
             return
         if not isinstance(run.policy, OnPolicyAgent):
             raise ValueError(
-                f"Pretraining is for on-policy agents, but {type(run.policy).__name__} learns "
-                "from stored trajectories itself. Fix: leave it out, and set "
+                f"Pretraining is for on-policy agents, but {type(run.policy).__name__} learns from stored "
+                "trajectories itself. Fix: remove Pretraining, and set "
                 "Experiment.start_collecting_at_epoch."
             )
         assert isinstance(run, Settings)

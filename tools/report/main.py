@@ -221,7 +221,7 @@ class Report:
             rows.append(
                 (page.key(group.style), group.name, f"{whole / len(group.runs):.4g}", *shares, *rates, *steps)
             )
-        header = ["", "group", "wall time [s]", "collecting", "learning", "evaluating", "of it waiting"]
+        header = ["", "group", "wall time [s]", "collecting", "learning", "evaluating", "waiting"]
         header += ["env steps/s", "updates/s", "policy", "env", "storing", "update"]
         about = (
             "Wall time per run and its shares, then medians over the epochs: speed of collecting and of "
