@@ -46,8 +46,8 @@ class AdvantageNorm:
         if not (0.0 < ema_alpha <= 1.0 and ema_min_std > 0.0 and ema_clip > 0.0):
             raise ValueError(
                 f"AdvantageNorm has ema_alpha={ema_alpha}, ema_min_std={ema_min_std}, ema_clip={ema_clip}, "
-                "but the first must lie in (0, 1] and the others be positive. "
-                "Fix: leave them out for 0.05, 0.02 and 4."
+                "but ema_alpha must lie in (0, 1] and the others must be positive. Fix: remove these "
+                "bindings to use the defaults 0.05, 0.02 and 4."
             )
         self.mode, self.ema_alpha, self.ema_min_std, self.ema_clip = mode, ema_alpha, ema_min_std, ema_clip
         self._mean: float | None = None

@@ -74,8 +74,8 @@ class DQNAgent(OffPolicyAgent):
     ) -> None:
         if not isinstance(action_space, spaces.Discrete):
             raise ValueError(
-                f"DQNAgent got actions in {action_space}, but compares the values of all actions, so it "
-                "needs a Discrete space. Fix: Experiment.agent_type = @SACAgent or @Agent."
+                f"DQNAgent got actions in {action_space}, but it compares the values of all actions, so it "
+                "needs a Discrete space. Fix: set Experiment.agent_type = @SACAgent or @Agent."
             )
         settings = {**shared, "num_critics": num_critics, "critic_subset": critic_subset}
         super().__init__(obs_space, action_space, *given, critic_type=critic_type, **settings)

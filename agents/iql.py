@@ -55,14 +55,14 @@ class IQLAgent(OffPolicyAgent):
         super().__init__(*given, **settings)
         if not (0.0 < expectile < 1.0 and beta >= 0.0 and max_weight > 0.0):
             raise ValueError(
-                f"IQLAgent has expectile={expectile}, beta={beta} and max_weight={max_weight}, but the first "
-                "must lie in (0, 1), the others be at least 0 and above 0. "
-                "Fix: leave them out for 0.7, 3 and 100."
+                f"IQLAgent has expectile={expectile}, beta={beta} and max_weight={max_weight}, but "
+                "expectile must lie in (0, 1), beta must be at least 0 and max_weight must be above 0. "
+                "Fix: remove these bindings to use the defaults 0.7, 3 and 100."
             )
         if not isinstance(self.returns, UncorrectedReturns):
             raise ValueError(
-                f"IQLAgent.returns is {self.returns}, but IQL has no values of actions that are not in the "
-                "data. Fix: bind IQLAgent.returns = @NStep() or @LambdaReturns()."
+                f"IQLAgent.returns is {self.returns}, but IQL learns no values of actions that are not in "
+                "the data. Fix: bind IQLAgent.returns = @NStep() or @LambdaReturns()."
             )
         self.expectile, self.beta, self.max_weight = expectile, beta, max_weight
         # V is a critic with a single action.

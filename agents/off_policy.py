@@ -197,7 +197,7 @@ class OffPolicyAgent(BaseAgent, ABC):
             name = type(self).__name__
             raise ValueError(
                 f"{name}.pass_obs_keys_to_actor is {list(self.actor_obs_keys)}, but {name} has no actor. "
-                f"Fix: leave {name}.pass_obs_keys_to_actor out."
+                f"Fix: remove {name}.pass_obs_keys_to_actor."
             )
         has_all_values = isinstance(self.action_space, spaces.Discrete)  # one output per action
         heads = [critic_type, actor_type] if self.has_actor else [critic_type]
@@ -513,15 +513,15 @@ class OffPolicyAgent(BaseAgent, ABC):
             )
         if self.returns.needs_probabilities and not self.is_discrete:
             raise ValueError(
-                f"{name}.returns_continuous is {self.returns} (None takes {name}.returns), but the action "
-                f"space is {self.action_space}, whose actions have densities, not probabilities. "
-                f"Fix: bind {name}.returns_continuous = @LambdaReturns()."
+                f"{name}.returns_continuous is {self.returns} (None means {name}.returns), but the action "
+                f"space is {self.action_space}, whose actions have densities, not probabilities. Fix: bind "
+                f"{name}.returns_continuous = @LambdaReturns()."
             )
         if not (0.0 < self.tau <= 1.0 and self.reward_multiplier > 0.0):
             raise ValueError(
-                f"{name}.tau is {self.tau} and {name}.reward_multiplier is {self.reward_multiplier}, but a "
-                f"rate lies above 0 and is at most 1, and a factor of rewards is above 0. "
-                f"Fix: bind {name}.tau = 0.003 and {name}.reward_multiplier = 10.0."
+                f"{name}.tau is {self.tau} and {name}.reward_multiplier is {self.reward_multiplier}, but "
+                "tau must be above 0 and at most 1, and reward_multiplier must be above 0. Fix: bind "
+                f"{name}.tau = 0.003 and {name}.reward_multiplier = 10.0, for example."
             )
 
 
@@ -573,8 +573,8 @@ def _require_parts(name: str, **parts: Any) -> None:
         kind, example = kinds[setting]
         if not isinstance(part, kind):
             raise TypeError(
-                f"{name}.{setting} is {part!r}, but must be a part from loxodon.agents.parts, in gin with "
-                f"parentheses. Fix: bind, say, {name}.{setting} = {example}."
+                f"{name}.{setting} is {part!r}, but must be an object from loxodon.agents.parts (in gin, a "
+                f"reference with parentheses). Fix: bind {name}.{setting} = {example}, for example."
             )
 
 

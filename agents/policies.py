@@ -61,8 +61,8 @@ def distribution_for(
         known = CONTINUOUS.get(chosen, chosen) if isinstance(chosen, str) else chosen
         name = getattr(known, "__name__", repr(known))
         raise ValueError(
-            f"{setting} is {name}, which does not fit actions in {action_space}. Fix: leave it out, or bind "
-            f"one of {', '.join(map(repr, fitting))}{_if_made_one(action_space)}."
+            f"{setting} is {name}, which does not fit actions in {action_space}. Fix: remove this binding, "
+            f"or bind one of {', '.join(map(repr, fitting))}{_if_made_one(action_space)}."
         )
     return chosen
 
@@ -97,17 +97,17 @@ class ActionMask:
             nvec = action_space.nvec.tolist()
         else:
             raise ValueError(
-                f"{setting} is {key!r}, but actions in {action_space} cannot be ruled out one by one. "
-                f"Fix: leave {setting} out."
+                f"{setting} is {key!r}, but actions in {action_space} cannot be masked one by one. Fix: "
+                f"remove {setting}."
             )
         space = obs_space.spaces.get(key)
         fits = isinstance(space, spaces.Box | spaces.MultiBinary) and prod(space.shape) == sum(nvec)
         if not fits:
             raise ValueError(
-                f"{setting} is {key!r}, where the environment offers {space}, but a mask of {action_space} "
-                f"is a MultiBinary or Box with {sum(nvec)} entries (all factors, side by side). "
-                f"Fix: name one of the observations {sorted(obs_space.spaces)} that is such a mask"
-                f"{_if_made_one(action_space)}."
+                f"{setting} is {key!r}, which is {space} in this environment, but a mask of {action_space} "
+                f"is a MultiBinary or Box with {sum(nvec)} entries (the masks of all factors, "
+                f"concatenated). Fix: name one of the observations {sorted(obs_space.spaces)} that is such "
+                f"a mask{_if_made_one(action_space)}."
             )
         return cls(key, tuple(nvec))
 

@@ -244,8 +244,8 @@ class _Evaluated:
             value = getattr(batch, name)
             if value is None:
                 raise ValueError(
-                    f"The rollout batch has no {name}, but the losses need them. "
-                    "Fix: put what agent.evaluate() and GAE return into the batch first, as PPOLearner does."
+                    f"The rollout batch has no {name}, but the losses need them. Fix: add the results of "
+                    "agent.evaluate() and GAE to the batch first, as PPOLearner does."
                 )
             found[name] = value.masked_fill(no_step, 0.0)
         self.log_probs, self.values, self.params = found["log_probs"], found["values"], found["params"]
@@ -256,8 +256,8 @@ def _check_sharing(share_encoder: bool, *keys: Sequence[str] | None) -> None:
     """Raise ValueError if a shared encoder is to see different observations for policy and value function."""
     if share_encoder and any(part is not None for part in keys):
         raise ValueError(
-            "actor_obs_keys and critic_obs_keys show policy and value function different observations, but "
-            "PPOAgent.share_encoder is True. Fix: bind PPOAgent.share_encoder = False."
+            "actor_obs_keys and critic_obs_keys give the policy and the value function different "
+            "observations, but PPOAgent.share_encoder is True. Fix: bind PPOAgent.share_encoder = False."
         )
 
 

@@ -79,11 +79,12 @@ class PPOLoss(nn.Module):
         if not kl_decrease <= 1.0 <= kl_increase:
             raise ValueError(
                 f"PPOLoss has kl_decrease={kl_decrease} and kl_increase={kl_increase}, but 1 must lie "
-                "between them. Fix: leave them out for 0.5 and 2."
+                "between them. Fix: remove these bindings to use the defaults 0.5 and 2."
             )
         if kl_band < 1.0:
             raise ValueError(
-                f"PPOLoss.kl_band is {kl_band}, but must be at least 1. Fix: leave it out for 1.5."
+                f"PPOLoss.kl_band is {kl_band}, but must be at least 1. Fix: remove this binding to use the "
+                "default 1.5."
             )
         if value_clip is not None:
             _check_positive(value_clip=value_clip)

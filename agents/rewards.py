@@ -30,8 +30,9 @@ class RewardNormalizer:
     def __init__(self, *, gamma: float = 0.99, clip: float = 10.0, eps: float = 1e-8) -> None:
         if not (0.0 <= gamma <= 1.0 and clip > 0.0 and eps > 0.0):
             raise ValueError(
-                f"RewardNormalizer has gamma={gamma}, clip={clip} and eps={eps}, but gamma must lie in "
-                "[0, 1] and the others be positive. Fix: leave them out for 0.99, 10 and 1e-8."
+                f"RewardNormalizer has gamma={gamma}, clip={clip} and eps={eps}, but gamma must lie in [0, "
+                "1] and the others must be positive. Fix: remove these bindings to use the defaults 0.99, "
+                "10 and 1e-8."
             )
         self.gamma, self.clip, self.eps = gamma, clip, eps
         self._count, self._mean, self._m2 = 0.0, 0.0, 0.0

@@ -56,7 +56,8 @@ class RolloutHooks:
         if shapes != wanted:
             raise ValueError(
                 f"{self._name}.add_agent_info_to_obs returned arrays of shapes {shapes}, but its obs_space "
-                f"says {wanted}. Fix: return exactly these, environments first."
+                f"says {wanted}. Fix: return arrays of exactly these shapes, with the environments as the "
+                "first axis."
             )
         return {key: np.array(found[key], dtype=space.dtype) for key, space in self._added.items()}
 

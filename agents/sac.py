@@ -59,7 +59,8 @@ class SACAgent(OffPolicyAgent):
         self.need_gradient_of_samples("distribution_type = 'TanhGaussian'")
         if not alpha > 0:
             raise ValueError(
-                f"SACAgent.alpha is {alpha}, but must be above 0. Fix: leave it out for 1, or bind, say, 0.1."
+                f"SACAgent.alpha is {alpha}, but must be above 0. Fix: remove this binding to use the "
+                "default 1, or bind a number such as 0.1."
             )
         log_alpha = torch.full((len(self.discounts), 1), math.log(alpha))
         self.log_alpha = nn.Parameter(log_alpha, requires_grad=learn_alpha)

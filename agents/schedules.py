@@ -98,23 +98,23 @@ class TorchSchedule:
     ) -> None:
         if num_steps < 1:
             raise ValueError(
-                f"TorchSchedule.num_steps is {num_steps}, but must be at least 1. Fix: set it to "
-                "Experiment.epochs for a step per epoch."
+                f"TorchSchedule.num_steps is {num_steps}, but must be at least 1. Fix: set it to the value "
+                "of Experiment.epochs for one step per epoch."
             )
         kind = getattr(lr_scheduler, scheduler, None) if isinstance(scheduler, str) else scheduler
         if not callable(kind) or kind is lr_scheduler.ReduceLROnPlateau:
             raise ValueError(
                 f"TorchSchedule.scheduler is {scheduler!r}, but must be a class of torch.optim.lr_scheduler "
-                "that follows its own steps alone, unlike ReduceLROnPlateau. Fix: name one, such as "
-                "'CosineAnnealingLR'."
+                "that depends on the number of steps only, unlike ReduceLROnPlateau. Fix: name one, such "
+                "as 'CosineAnnealingLR'."
             )
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0, momentum=0.9)
         try:
             stepped = kind(optimizer, **(settings or {}))
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"TorchSchedule.scheduler {scheduler!r} does not take TorchSchedule.settings = {settings!r}: "
-                f"{error}. Fix: see its arguments in torch's documentation."
+                f"TorchSchedule.scheduler {scheduler!r} does not take TorchSchedule.settings = "
+                f"{settings!r}: {error}. Fix: use arguments that torch documents for this class."
             ) from error
         factors = [optimizer.param_groups[0]["lr"]]
         for _ in range(num_steps):
@@ -137,8 +137,8 @@ def value_at(setting: float | Schedule, progress: float) -> float:
     value = setting(min(max(progress, 0.0), 1.0)) if callable(setting) else setting
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(
-            f"{setting!r} gives {value!r} at training progress {progress:.3f}, but a setting must be a "
-            "finite number there. Fix: bind a number, or a schedule with parentheses: @LinearSchedule()."
+            f"{setting!r} gives {value!r} at training progress {progress:.3f}, but must give a finite "
+            "number. Fix: bind a number, or a schedule with parentheses: @LinearSchedule()."
         )
     return float(value)
 
@@ -147,5 +147,5 @@ def _check_until(name: str, until: float) -> None:
     if not 0.0 < until <= 1.0:
         raise ValueError(
             f"{name}.until is {until}, but must lie in (0, 1]. Fix: bind the share of training after which "
-            f"the end is reached, e.g. {name}.until = 0.8."
+            f"the schedule reaches its end value, e.g. {name}.until = 0.8."
         )

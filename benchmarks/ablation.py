@@ -250,9 +250,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each with one torch thread")
     parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--report", action="store_true", help="print the table of stored runs, run nothing")
     parser.add_argument(
-        "--list", action="store_true", help="print rows and the number of stored runs, run nothing"
+        "--report", action="store_true", help="print the table of stored runs without running anything"
+    )
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="print the rows and the number of stored runs without running anything",
     )
     args = parser.parse_args()
     if args.report:

@@ -79,12 +79,12 @@ def main() -> None:
     )
     temp = Path(tempfile.gettempdir())
     add = parser.add_argument
-    add("tasks", nargs="*", help=f"studies ({', '.join(STUDIES)}) or study/task; all when left out")
+    add("tasks", nargs="*", help=f"studies ({', '.join(STUDIES)}) or study/task (default: all)")
     add("--seeds", type=int, nargs="+", default=[0, 1])
-    add("--again", action="store_true", help="repeat runs that the output holds")
+    add("--again", action="store_true", help="repeat runs that the output already holds")
     add("--output", type=Path, default=OUTPUT)
-    add("--data", type=Path, default=temp / "loxodon-agents", help="where data of the offline study are kept")
-    add("--venv", type=Path, default=temp / "loxodon-peers", help="where the peers are installed")
+    add("--data", type=Path, default=temp / "loxodon-agents", help="folder for the data of the offline study")
+    add("--venv", type=Path, default=temp / "loxodon-peers", help="folder in which the peers are installed")
     args = parser.parse_args()
     every = {f"{study}/{name}": task for study, found in STUDIES.items() for name, task in found.items()}
     chosen = {
@@ -93,7 +93,7 @@ def main() -> None:
         if not args.tasks or name in args.tasks or name.split("/")[0] in args.tasks
     }
     if not chosen:
-        parser.error(f"no such task; these are: {', '.join(every)}")
+        parser.error(f"no such task; allowed are: {', '.join(every)}")
     os.environ["MINARI_DATASETS_PATH"] = str(args.data / "minari")
     results = Results(args.output, chosen, threads=1)
     for seed in args.seeds:

@@ -200,7 +200,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--epochs", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-reference", action="store_true", help="leave the undisturbed run out")
+    parser.add_argument("--no-reference", action="store_true", help="skip the undisturbed run")
     args = parser.parse_args()
     imports_s = import_seconds()
     chaos = run_once(args.rounds, args.epochs, args.seed)

@@ -226,10 +226,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--all", action="store_true", help="the whole table; writes benchmarks/results/data.json")
-    add("--memory", action="store_true", help="resident memory over 200 epochs")
-    add("--refresh", action="store_true", help="listing 100,000 files")
-    add("--repeats", type=int, default=3, help="of each workload with --all")
+    add("--all", action="store_true", help="measure the whole table and write benchmarks/results/data.json")
+    add("--memory", action="store_true", help="measure the resident memory over 200 epochs")
+    add("--refresh", action="store_true", help="measure the listing of 100,000 files")
+    add("--repeats", type=int, default=3, help="repeats of each workload with --all")
     add("--set", choices=tuple(SETS), default="short")
     add("--format", choices=FORMATS, default="npz")
     add("--workers", type=int, default=0, help="loader processes")

@@ -168,7 +168,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0, help="of the first round")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first round")
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--save-as", choices=FORMATS, default="npz", help=argparse.SUPPRESS)
     args = parser.parse_args()

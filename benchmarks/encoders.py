@@ -200,7 +200,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", default=list(ENCODERS), help=f"of {list(ENCODERS)}")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        default=list(ENCODERS),
+        help=f"encoders to measure, from {list(ENCODERS)} (default: all)",
+    )
     parser.add_argument("--lengths", type=int, nargs="*", default=[128, 1024, 4096])
     parser.add_argument("--contexts", type=int, nargs="*", default=[128, 1024, 2048, 8192])
     parser.add_argument("--seconds", type=float, default=3.0, help="CPU time per figure")

@@ -109,7 +109,7 @@ def main() -> None:
     new, count = re.subn(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: text, page, flags=re.DOTALL)
     if not count:
         raise SystemExit(
-            f"{PAGE} has no {BEGIN.strip()} ... {END}. Fix: put these lines where the table goes."
+            f"{PAGE} has no {BEGIN.strip()} ... {END}. Fix: put these lines where the table belongs."
         )
     PAGE.write_text(new, encoding="utf-8")
 

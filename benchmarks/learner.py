@@ -180,10 +180,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", default=list(WORKLOADS), help=f"of {list(WORKLOADS)}")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        default=list(WORKLOADS),
+        help=f"workloads to measure, from {list(WORKLOADS)} (default: all)",
+    )
     parser.add_argument("--seconds", type=float, default=20.0, help="CPU time per workload")
     parser.add_argument("--precision", choices=("no", "bf16"), default="no")
-    parser.add_argument("--compile", action="store_true", help="losses through torch.compile")
+    parser.add_argument("--compile", action="store_true", help="compile the losses with torch.compile")
     parser.add_argument("--profile", action="store_true", help="time the operations of one update")
     args = parser.parse_args()
     torch.set_num_threads(1)

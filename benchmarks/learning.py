@@ -162,21 +162,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("tasks", nargs="*", help="of the suite; all when left out")
+    parser.add_argument("tasks", nargs="*", help="tasks of the suite (default: all)")
     parser.add_argument("--suite", choices=list(SUITES), default="presets")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each run")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument("--set", nargs="+", default=[], help="gin settings on top of every task's")
-    parser.add_argument("--again", action="store_true", help="repeat runs that the output contains")
+    parser.add_argument("--set", nargs="+", default=[], help="gin settings that override those of every task")
+    parser.add_argument("--again", action="store_true", help="repeat runs that the output already holds")
     parser.add_argument(
-        "--until-target", action="store_true", help="end a run with the evaluation that is at the target"
+        "--until-target",
+        action="store_true",
+        help="end a run at the first evaluation that reaches the target",
     )
-    parser.add_argument("--output", type=Path, help="default: benchmarks/results/learning_SUITE.json")
+    parser.add_argument(
+        "--output", type=Path, help="file for the results (default: benchmarks/results/learning_SUITE.json)"
+    )
     args = parser.parse_args()
     suite = SUITES[args.suite]
     if unknown := set(args.tasks) - set(suite):
-        parser.error(f"no tasks of {args.suite}: {', '.join(unknown)}; these are: {', '.join(suite)}")
+        parser.error(f"not tasks of {args.suite}: {', '.join(unknown)}; allowed are: {', '.join(suite)}")
     tasks = {name: suite[name] for name in args.tasks or suite}
     output = args.output or ROOT / "benchmarks" / "results" / f"learning_{args.suite}.json"
     tasks = {name: replace(task, overrides=(*task.overrides, *args.set)) for name, task in tasks.items()}

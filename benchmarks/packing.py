@@ -114,8 +114,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", default=list(ENCODERS), help=f"of {list(ENCODERS)}")
-    parser.add_argument("--rounds", type=int, default=4, help=f"of the same {POOL} updates per way")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        default=list(ENCODERS),
+        help=f"encoders to measure, from {list(ENCODERS)} (default: all)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=4,
+        help=f"rounds of the same {POOL} updates, for packing and for padding",
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     found = {name: measure(name, args.rounds) for name in args.names}

@@ -193,8 +193,8 @@ def with_rate(settings: Settings, curve: list[dict[str, float]]) -> dict[str, An
     expected = [end * settings.env_steps_per_update for end in ends]
     if steps != expected:
         raise RuntimeError(
-            f"A run was evaluated after {steps} env steps, but must be after {expected} to compare. "
-            "Fix: give both sides the same num_envs, rollout and evaluate_every."
+            f"A run was evaluated after {steps} env steps, but must be evaluated after {expected} to be "
+            "comparable. Fix: give both sides the same num_envs, rollout and evaluate_every."
         )
     return {
         "seed": settings.seed,
@@ -250,13 +250,19 @@ def parse() -> argparse.Namespace:
     )
     default_venv = Path(tempfile.gettempdir()) / "loxodon-peers"
     add = parser.add_argument
-    add("cases", nargs="*", choices=[[], *CASES], help=f"of {', '.join(CASES)}; all when left out")
+    add(
+        "cases", nargs="*", choices=[[], *CASES], help=f"cases to run, from {', '.join(CASES)} (default: all)"
+    )
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
-    add("--steps", type=int, help="env steps of each run, where fewer than the case has")
+    add("--steps", type=int, help="env steps of each run, if fewer than those of the case")
     add("--threads", type=int, default=1, help="torch threads of each run")
-    add("--venv", type=Path, default=default_venv, help="where the peers are installed")
-    add("--pip-args", default="", help="of that installation, such as an index with a CPU build of torch")
+    add("--venv", type=Path, default=default_venv, help="folder in which the peers are installed")
+    add(
+        "--pip-args",
+        default="",
+        help="pip options for that installation, such as an index with a CPU build of torch",
+    )
     return parser.parse_args()
 
 

@@ -307,19 +307,25 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--all", action="store_true", help="the whole table; writes benchmarks/results/rollout.json")
-    add("--repeats", type=int, default=3, help="of each workload with --all")
+    add(
+        "--all", action="store_true", help="measure the whole table and write benchmarks/results/rollout.json"
+    )
+    add("--repeats", type=int, default=3, help="repeats of each workload with --all")
     add("--env", choices=("cartpole", "tmaze", "popgym_repeat", "slow", "null"), default="cartpole")
     add("--encoder", choices=tuple(ENCODERS), default="transformer")
     add("--mode", choices=("sync", "async"), default="sync")
-    add("--context", type=int, default=128, help="timesteps attention reaches back")
+    add("--context", type=int, default=128, help="number of timesteps that attention reaches back")
     add("--num-envs", type=int, default=12)
     add("--prefill", action="store_true", help="begin with a full context")
-    add("--threads", type=int, default=1, help="of torch")
+    add("--threads", type=int, default=1, help="number of torch threads")
     add("--seconds", type=float, default=5.0)
-    add("--workers", type=int, help="worker processes, all together; one per core when left out")
+    add("--workers", type=int, help="total number of worker processes (default: one per core)")
     add("--start-method", choices=("fork", "forkserver", "spawn"))
-    add("--overlap", action=argparse.BooleanOptionalAction, help="default: with async")
+    add(
+        "--overlap",
+        action=argparse.BooleanOptionalAction,
+        help="let environments step while the policy acts (default: with async)",
+    )
     args = parser.parse_args()
     args.overlap = args.mode == "async" and args.num_envs > 1 and args.overlap in (None, True)
     return args

@@ -90,8 +90,8 @@ class Batch:
                 if value.shape[:2] != (num_rows, length):
                     raise ValueError(
                         f"Batch field {name!r} begins with {tuple(value.shape[:2])}, but the mask "
-                        f"{tuple(self.mask.shape)} asks for {(num_rows, length)}. "
-                        "Fix: build batches with loxodon.data.pad_batch."
+                        f"{tuple(self.mask.shape)} requires {(num_rows, length)}. Fix: build batches with "
+                        "loxodon.data.pad_batch."
                     )
 
     @property
@@ -303,7 +303,7 @@ def _describe_mismatch(trajs: Sequence[Trajectory], wanted: Layout, whose: str) 
             return (
                 f"Window {row} of the batch (environment {traj.env_name!r}) has the layout [{traj.layout}], "
                 f"but {whose} [{wanted}]: {problem}. Fix: keep trajectories of different spaces in "
-                "different datasets, or give the environments one space."
+                "different datasets, or give the environments the same spaces."
             )
     return None
 

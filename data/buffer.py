@@ -86,7 +86,7 @@ class Quarantine:
             self.refresh()
             return
         except OSError as error:
-            _logger.warning("%s is broken, but cannot be moved to %s: %s", path, self.folder, error)
+            _logger.warning("%s is broken, but could not be moved to %s: %s", path, self.folder, error)
         if done == "left in place":
             self._left_in_place.add(path.name)
         self.refresh()
@@ -96,7 +96,7 @@ class Quarantine:
         """Count a file that cannot be read, but leave it in place, since the file may not be the cause."""
         self._last_reason = reason
         self._left_in_place.add(path.name)
-        _logger.warning("A trajectory file is left out: %s", reason)
+        _logger.warning("A trajectory file is skipped: %s", reason)
 
     def move(self, path: Path, reason: str) -> Path:
         """Move a file here, with a text file that gives the reason. Returns its new path."""
@@ -117,9 +117,9 @@ class Quarantine:
         if self.num_broken > max(1, MAX_BROKEN_SHARE * num_seen):
             raise ValueError(
                 f"{self.num_broken} of {num_seen} trajectory files in {self.folder.parent} are broken, more "
-                f"than {MAX_BROKEN_SHARE:.0%}. The last reason: {self._find_reason()} Fix: read the reasons "
-                f"in {self.folder} (the files were moved there, if this process had edit rights), repair "
-                "what writes such files, and give each kind of environment a dataset of its own "
+                f"than {MAX_BROKEN_SHARE:.0%}. The last reason: {self._find_reason()} A process with edit "
+                f"rights moves them to {self.folder}, each with its reason. Fix: correct the program that "
+                "writes such files, and give each kind of environment its own dataset "
                 "(DiskTrajDataset.dset_name)."
             )
 
@@ -157,7 +157,9 @@ def _names_in(folder: Path) -> list[str] | None:
     except OSError as error:
         if error.errno in _EXHAUSTED:
             raise
-        _logger.warning("%s cannot be listed now (%s), so new files there are not seen.", folder, error)
+        _logger.warning(
+            "%s cannot be listed at the moment (%s), so new files in it are not noticed.", folder, error
+        )
         return None
 
 
@@ -174,9 +176,9 @@ def make_folders(buffer: Path) -> None:
             if error.errno in READ_ONLY and buffer.is_dir():
                 continue
             raise OSError(
-                f"The dataset folder {folder} cannot be made: {error}. Fix: set DiskTrajDataset.dset_root to "
-                "a folder that this process may write to, or DiskTrajDataset.takes_new_trajs = False to only "
-                "read what is there."
+                f"The dataset folder {folder} cannot be created: {error}. Fix: set "
+                "DiskTrajDataset.dset_root to a folder that this process may write to, or "
+                "DiskTrajDataset.takes_new_trajs = False to only read existing files."
             ) from error
 
 
@@ -322,7 +324,7 @@ class Buffer:
             return
         self._ignore(file)
         if is_missing:
-            _logger.warning("%s is left out: it is a link to a file that does not exist.", file.path)
+            _logger.warning("%s is skipped: it is a link to a file that does not exist.", file.path)
             return
         self.quarantine.leave(
             Path(file.path),
@@ -352,7 +354,7 @@ class Buffer:
         if failed:
             _logger.warning(
                 "%d of %d old trajectory files cannot be deleted, such as %s (%s). They are no longer "
-                "sampled, but take space. Fix: delete them by hand.",
+                "sampled, but still take up space. Fix: delete them by hand.",
                 len(failed),
                 len(doomed),
                 failed[0][0],
@@ -397,8 +399,8 @@ class Buffer:
         mismatch = None if self._layout is None else self._layout.describe_mismatch(traj.layout)
         if mismatch is not None:
             raise BrokenTrajectoryError(
-                f"{file.path} was not collected with the spaces of this run: {mismatch}. Fix: give each kind "
-                "of environment a dataset of its own (DiskTrajDataset.dset_name)."
+                f"{file.path} was not collected with the spaces of this run: {mismatch}. Fix: give each "
+                "kind of environment its own dataset (DiskTrajDataset.dset_name)."
             )
         self._checked.add(file.path)
 

@@ -294,9 +294,9 @@ class DiskTrajDataset(RLDataset):
         num_lost = int(state["num_fifo_files"]) - len(self._buffer.fifo_files)
         if num_lost > 0:
             _logger.warning(
-                "%d trajectories that the checkpoint was trained on are gone, so the resumed run "
-                "will differ from the original one. They were deleted by the limits of DiskTrajDataset "
-                "(dset_max_size is %d), or moved to %s by a later start of a run of this name.",
+                "%d trajectories that the checkpoint was trained on are gone, so the resumed run will "
+                "differ from the original one. They were deleted by the limits of DiskTrajDataset "
+                "(dset_max_size is %d), or moved to %s when another run of this name started.",
                 num_lost,
                 self.dset_max_size,
                 superseded,
@@ -369,9 +369,9 @@ class DiskTrajDataset(RLDataset):
         raise ValueError(
             f"{buffer.fifo} already holds {len(buffer.fifo_files):,} trajectories of other runs, more than "
             f"the limits of DiskTrajDataset allow ({self._describe_limits()}), so the first epoch would "
-            f"delete the oldest {doomed:,}. Fix: set DiskTrajDataset.takes_new_trajs = False to only read "
-            f"them (nothing is deleted then), raise the limit, or move the files to "
-            f"{buffer.path / 'protected'}, where they are sampled and never deleted."
+            f"delete the oldest {doomed:,}. Fix: raise the limit, set DiskTrajDataset.takes_new_trajs = "
+            f"False to only read the files, or move them to {buffer.path / 'protected'}, where they are "
+            "sampled but never deleted."
         )
 
     def _describe_limits(self) -> str:
@@ -396,17 +396,17 @@ class DiskTrajDataset(RLDataset):
     def _buffer(self) -> Buffer:
         if self._opened is None:
             raise ValueError(
-                f"This {type(self).__name__} does not know its folder yet. Fix: call configure() before "
-                "using it; Experiment.start() does."
+                f"This {type(self).__name__} has no folder yet. Fix: call configure() before using it, as "
+                "Experiment.start() does."
             )
         return self._opened
 
     def _require_edit_rights(self, what: str) -> None:
         if not self.has_edit_rights:
             raise ValueError(
-                f"This process has no edit rights on {self._buffer.path}, and {what} needs them. "
-                "Fix: set Experiment.has_dset_edit_rights = True in one process per dataset, and let that "
-                "process write to the folder."
+                f"This process has no edit rights on {self._buffer.path}, and {what} needs them. Fix: set "
+                "Experiment.has_dset_edit_rights = True in one process per dataset, and give that process "
+                "write access to the folder."
             )
         self._take_lock(self._buffer.path)
 

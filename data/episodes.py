@@ -85,7 +85,8 @@ def best_files(paths: Sequence[Path], share: float, track: Track = iter) -> list
     """
     if not 0 < share <= 1:
         raise ValueError(
-            f"The share of best episodes is {share}, but must be above 0 and at most 1. Fix: e.g. 0.1."
+            f"The share of best episodes is {share}, but must be above 0 and at most 1. Fix: write --best "
+            "0.1, for example."
         )
     returns: dict[str, list[tuple[float, list[Path]]]] = defaultdict(list)
     for pieces in track(join_pieces(paths, track)):
@@ -95,8 +96,8 @@ def best_files(paths: Sequence[Path], share: float, track: Track = iter) -> list
             returns[trajs[0].env_name].append((paid, pieces))
     if not returns:
         raise ValueError(
-            f"None of {len(paths)} files holds the beginning of an episode, so that no return is known. "
-            "Fix: leave --best out, or give the folder that has the first pieces, too."
+            f"None of the {len(paths)} files holds the beginning of an episode, so no return is known. Fix: "
+            "leave out --best, or give a folder that also holds the first pieces of the episodes."
         )
     chosen: set[Path] = set()
     for episodes in returns.values():

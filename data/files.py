@@ -30,7 +30,7 @@ _JOINED_BYTES = 16 << 20
 _OBJECT_BYTES = 4096  # approximate size of the Python objects of one opened file
 _MAX_ENV_NAME_LENGTH = 150  # a file name may have 255 bytes
 _MAX_COMMENT_CHARS = 10_000  # maximum for an archive's comment: 65,535 bytes of JSON
-_NOT_REGULAR = "it is no regular file, but a pipe, a socket or a device"
+_NOT_REGULAR = "it is not a regular file, but a pipe, a socket or a device"
 _NAME = re.compile(r"(?P<env>.+)_(?P<id>[0-9A-Za-z]+)_(?P<time>\d+(\.\d+)?)\.npz")
 
 
@@ -140,8 +140,8 @@ def check_file(path: str | Path) -> Trajectory:
 def bad_value_error(path: str | Path, problem: str) -> BrokenTrajectoryError:
     """The error for a complete file with a value that find_bad_value describes."""
     return BrokenTrajectoryError(
-        f"{path} cannot be trained on: {problem}. Fix: move the file out of the folder, and correct what "
-        "writes such values (environment, wrapper or conversion)."
+        f"{path} cannot be trained on: {problem}. Fix: move the file out of the folder, and correct the "
+        "environment, wrapper or conversion that writes such values."
     )
 
 
@@ -151,8 +151,8 @@ def format_error(path: str | Path, error: FormatError) -> BrokenTrajectoryError:
     with contextlib.suppress(OSError):
         size = f" ({os.stat(path).st_size} bytes)"  # noqa: PTH116 (a str is as good as a Path)
     return BrokenTrajectoryError(
-        f"{path}{size} is not a readable trajectory file: {error}. Allowed is a complete .npz archive "
-        "of plain (never pickled) arrays. Fix: move the file out of the folder or delete it."
+        f"{path}{size} is not a readable trajectory file: {error}. Expected is a complete .npz archive of "
+        "plain (never pickled) arrays. Fix: move the file out of the folder or delete it."
     )
 
 
@@ -191,7 +191,7 @@ def _open_file(path: str) -> OpenFile:
         if error.errno == errno.ENXIO:
             raise FormatError(_NOT_REGULAR) from error
         if error.errno == errno.ELOOP:
-            raise FormatError("it is a link that leads to itself") from error
+            raise FormatError("it is a link to itself") from error
         raise
     file = OpenFile(descriptor)
     mode = os.fstat(descriptor).st_mode

@@ -42,8 +42,8 @@ def to_arrays(traj: Trajectory) -> dict[str, Array]:
         if array.dtype.kind in "OV":
             raise ValueError(
                 f"{name} of a trajectory of {traj.env_name!r} holds Python objects or records (dtype "
-                f"{array.dtype}), but only plain arrays are written, since reading objects means unpickling. "
-                "Fix: encode it as numbers in the environment."
+                f"{array.dtype}), but only plain arrays are stored, because reading objects would require "
+                "unpickling. Fix: encode it as numbers in the environment."
             )
     if traj.nvec is not None:
         arrays[NVEC] = np.array([traj.nvec], np.int64)
@@ -51,8 +51,8 @@ def to_arrays(traj: Trajectory) -> dict[str, Array]:
         arrays[POLICY_VERSION] = np.array([traj.policy_version], np.int64)
     if traj.actions.dtype == np.uint8 and not is_one_hot(traj.actions, traj.nvec):
         raise ValueError(
-            f"Discrete actions {list(traj.actions.shape)} of a trajectory of {traj.env_name!r} are no "
-            "one-hot rows. Fix: give Trajectory indices (T, 1) that start at 0, or one-hot rows."
+            f"Discrete actions {list(traj.actions.shape)} of a trajectory of {traj.env_name!r} are not "
+            "one-hot rows. Fix: give Trajectory indices of shape (T, 1) that start at 0, or one-hot rows."
         )
     return arrays
 
@@ -139,7 +139,7 @@ def _read_counts(arrays: dict[str, Array], name: str, lowest: int | None = None)
     is_low = stored.dtype.kind in "iu" and lowest is not None and (stored < lowest).any()
     if stored.dtype.kind not in "iu" or not stored.size or is_low:
         raise FormatError(
-            f"{name} is {stored.dtype}{list(stored.shape)}, but must hold whole numbers, counts"
+            f"{name} is {stored.dtype}{list(stored.shape)}, but must hold whole numbers (counts)"
         )
     return tuple(stored.reshape(-1).tolist())
 
@@ -265,7 +265,7 @@ def load_episodes(path: str | Path) -> list[Trajectory]:
             columns = dict(file.items())
     except (OSError, EOFError, ValueError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(
-            f"{path} is not a readable .npz file: {error}. Fix: copy or make it anew."
+            f"{path} is not a readable .npz file: {error}. Fix: copy it again or recreate it."
         ) from error
     missing = [name for name in names if name not in columns]
     if missing:
@@ -312,6 +312,6 @@ def _check_columns(columns: dict[str, Array], following: dict[str, Array] | None
     if len({len(value) for value in named.values()}) > 1:
         found = ", ".join(f"{name} {len(value)}" for name, value in named.items())
         raise ValueError(
-            f"These arrays have different numbers of rows: {found}. Each needs one row per step. "
-            "Fix: pass all columns of the same steps."
+            f"These arrays have different numbers of rows: {found}. Each needs one row per step. Fix: pass "
+            "columns that cover the same steps."
         )

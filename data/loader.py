@@ -77,13 +77,14 @@ class BatchLoader:
     ) -> None:
         if batch_size < 1 or num_workers < 0:
             raise ValueError(
-                f"batch_size is {batch_size} and the number of loader workers {num_workers}, but they must "
-                "be at least 1 and 0. Fix: set Experiment.batch_size and Experiment.dloader_workers."
+                f"batch_size is {batch_size} and the number of loader workers is {num_workers}, but they "
+                "must be at least 1 and at least 0. Fix: set Experiment.batch_size and "
+                "Experiment.dloader_workers."
             )
         if pool_batches < 1:
             raise ValueError(
-                f"pool_batches is {pool_batches}, but windows are drawn for at least 1 batch at a time. "
-                "Fix: set BatchLoader.pool_batches = 1 to switch sorting by length off."
+                f"pool_batches is {pool_batches}, but must be at least 1. Fix: set BatchLoader.pool_batches "
+                "= 1 to switch off sorting by length."
             )
         self._dataset, self._num_workers = dataset, num_workers
         self._seed = seed
@@ -173,10 +174,10 @@ class BatchLoader:
                 raise
             self.close()
             raise RuntimeError(
-                f"A process that sampled batches has died: {error}. The usual reasons are too little memory "
-                "(each holds two batches and its own cache of files; /dev/shm counts too) or a crash in a "
-                "dataset's own code. Fix: set Experiment.dloader_workers or batch_size lower, or "
-                "dloader_workers = 0 to see the crash in this process."
+                f"A loader worker died: {error}. The usual reasons are too little memory (each worker holds "
+                "two batches and its own cache of files; /dev/shm counts too) or a crash in the code of a "
+                "dataset. Fix: lower Experiment.dloader_workers or batch_size, or set dloader_workers = 0 "
+                "to see the crash in this process."
             ) from error
 
 

@@ -34,7 +34,7 @@ class LockPurpose:
 MANAGER = LockPurpose(
     "manager",
     "manages",
-    "it deletes old trajectories there, and only one process at a time may",
+    "it deletes old trajectories there, which only one process at a time may do",
     "end that process, or set Experiment.has_dset_edit_rights = False in this one.",
 )
 
@@ -91,13 +91,13 @@ def _acquire(path: Path, run_name: str, purpose: LockPurpose) -> int | None:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             holder = _describe_holder(path.with_suffix(".json"))
             raise ValueError(
-                f"{holder} {purpose.verb} {path.parent} already: {purpose.why}. Fix: {purpose.fix}"
+                f"{holder} already {purpose.verb} {path.parent}: {purpose.why}. Fix: {purpose.fix}"
             ) from None
         if error.errno not in _NOT_SUPPORTED:
             raise
         _logger.warning(
-            "The file system of %s has no locks, so nothing stops a second process that %s the same. "
-            "Fix: start one such process only (Experiment.has_dset_edit_rights, Experiment.mode).",
+            "The file system of %s has no locks, so nothing stops a second process that %s this folder. "
+            "Fix: start only one such process (Experiment.has_dset_edit_rights, Experiment.mode).",
             path.parent,
             purpose.verb,
         )

@@ -73,8 +73,8 @@ def open_minari(dataset_id: str, *, download: bool = False) -> Any:
         return minari.load_dataset(dataset_id, download=download)
     except ImportError as error:
         raise ImportError(
-            f"Minari dataset {dataset_id!r} needs a package that is not installed: {error}. "
-            "Fix: install what it names."
+            f"Minari dataset {dataset_id!r} needs a package that is not installed: {error}. Fix: install "
+            "the package that it names."
         ) from error
     except FileNotFoundError as error:
         root = os.environ.get("MINARI_DATASETS_PATH", "~/.minari/datasets")
@@ -107,7 +107,7 @@ class EpisodeCodec:
         self.leaves = self._layout.leaves
         if texts := [leaf.key for leaf in self.leaves if is_text(leaf.space)]:
             raise TypeError(
-                f"Observations {texts} are texts, which trajectories cannot hold. Fix: make a Minari dataset "
+                f"Observations {texts} are text, which trajectories cannot hold. Fix: make a Minari dataset "
                 "without them (minari.create_dataset_from_buffers)."
             )
         self._map = ActionMap(action_space)
@@ -133,7 +133,7 @@ class EpisodeCodec:
         except WrongValueError as error:
             place = "" if error.row is None else f"timestep {error.row}"
             raise error.completed(
-                f"Episode {source.id} has", place, more="Or leave out this episode."
+                f"Episode {source.id} has", place, more="Otherwise leave out this episode."
             ) from None
         nvec = self._code.nvec
         actions = action_rows(self._map.from_env(source.actions), self._code.width, nvec)
@@ -154,9 +154,9 @@ class EpisodeCodec:
         missing = [leaf.key for leaf in self.leaves if leaf.key not in traj.obs]
         if missing or len(traj.obs) != len(self.leaves):
             raise ValueError(
-                f"The trajectory observes {sorted(traj.obs)}, but the environment "
-                f"{[leaf.key for leaf in self.leaves]}. Fix: name the environment that the trajectories come "
-                "from."
+                f"The trajectory has the observations {sorted(traj.obs)}, but the environment has "
+                f"{[leaf.key for leaf in self.leaves]}. Fix: name the environment that the trajectories "
+                "come from."
             )
         terminations = traj.dones[:, 0].copy()
         truncations = np.zeros_like(terminations)
@@ -176,7 +176,7 @@ class EpisodeCodec:
         fits = traj.nvec == code.nvec and traj.actions.shape[1] == code.width
         if found is None or not fits or (not code.has_integers and found.dtype.kind != "f"):
             raise ValueError(
-                f"Actions of shape {traj.actions.shape} and dtype {traj.actions.dtype} are not of the "
+                f"Actions of shape {traj.actions.shape} and dtype {traj.actions.dtype} do not belong to the "
                 "environment's action space. Fix: name the environment that the trajectories come from."
             )
         return np.asarray(self._map.to_env(found[:, 0] if code.has_integers and not code.nvec else found))
@@ -303,7 +303,8 @@ class MinariDataset(DiskTrajDataset):
         super().configure(**{**settings, "has_edit_rights": False})
         if not self.num_files:
             raise ValueError(
-                f"Minari dataset {self.dataset_id!r} holds no episode with a step. Fix: take another."
+                f"Minari dataset {self.dataset_id!r} holds no episode with a step. Fix: choose another "
+                "dataset."
             )
 
     def folder(self, default_root: str, default_name: str) -> Path:
@@ -342,7 +343,10 @@ def _converted(dataset: Any, cache_root: str | None) -> Path:
     if target.is_dir():
         return target
     _logger.info(
-        "Converting the %d episodes of Minari dataset %s, once, into %s", len(dataset), dataset.id, target
+        "Converting the %d episodes of Minari dataset %s into %s (only once)",
+        len(dataset),
+        dataset.id,
+        target,
     )
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -353,7 +357,8 @@ def _converted(dataset: Any, cache_root: str | None) -> Path:
     except OSError as error:
         raise OSError(
             f"The episodes of {dataset.id!r} are converted once into {root}, but that folder cannot be "
-            f"written: {error}. Fix: set MinariDataset.cache_root to a folder that this process may write to."
+            f"written to: {error}. Fix: set MinariDataset.cache_root to a folder that this process may "
+            "write to."
         ) from error
     try:
         (temporary / "buffer" / "fifo").mkdir(parents=True)
@@ -442,8 +447,8 @@ def _new_dataset_folder(dataset_id: str) -> Path:
     folder = Path(root) / dataset_id
     if folder.exists():
         raise FileExistsError(
-            f"Minari dataset {dataset_id!r} exists in {folder}. Fix: raise its version number, or delete it "
-            f"with `minari delete {dataset_id}`."
+            f"Minari dataset {dataset_id!r} already exists in {folder}. Fix: raise its version number, or "
+            f"delete it with `minari delete {dataset_id}`."
         )
     return folder
 
@@ -459,8 +464,8 @@ def _space_options(env_id: str | None, example: Trajectory) -> dict[str, Any]:
         env = gymnasium.make(env_id)
     except (gymnasium.error.Error, ImportError) as error:
         raise ValueError(
-            f"The environment {env_id!r} cannot be made: {error}. Fix: give a registered id, or module:id, "
-            "or leave --env out."
+            f"The environment {env_id!r} cannot be created: {error}. Fix: give a registered id, or "
+            "module:id, or leave --env out."
         ) from error
     env.close()
     return {

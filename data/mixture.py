@@ -164,7 +164,7 @@ class MixtureOfDatasets(RLDataset):
         """Restore a state; raises ValueError if it has another number of datasets."""
         if len(state["datasets"]) != len(self.datasets):
             raise ValueError(
-                f"The checkpoint is of a mixture of {len(state['datasets'])} datasets, but this one has "
+                f"The checkpoint holds a mixture of {len(state['datasets'])} datasets, but this run has "
                 f"{len(self.datasets)}. Fix: resume with the MixtureOfDatasets.datasets of the original run."
             )
         self._ready_epochs = list(state["ready_epochs"])
@@ -211,9 +211,9 @@ class MixtureOfDatasets(RLDataset):
         takers = [f"{label} ({d.save_new_trajs_to})" for label, d in named if d in self._takers()]
         if len(takers) > 1:
             raise ValueError(
-                f"The datasets {' and '.join(takers)} of the mixture all take new trajectories, but what is "
-                "collected can go to one only. Fix: set takes_new_trajs = False in the others, e.g. "
-                "demos/DiskTrajDataset.takes_new_trajs = False."
+                f"The datasets {' and '.join(takers)} of the mixture all take new trajectories, but "
+                "collected trajectories can go to only one dataset. Fix: set takes_new_trajs = False in "
+                "the others, e.g. demos/DiskTrajDataset.takes_new_trajs = False."
             )
 
 
@@ -238,9 +238,9 @@ def _check_arguments(
     if not fits or not all(0 < w < np.inf for w in final) or not all(0 <= w < np.inf for w in initial):
         raise ValueError(
             f"A mixture of {len(datasets)} datasets has sampling_weights {list(final)} and "
-            f"initial_sampling_weights {list(initial)}, but needs one per dataset of each, the former above "
-            "0 and the latter at least 0. Fix: set MixtureOfDatasets.sampling_weights; leave out datasets "
-            "that are not to be drawn from."
+            f"initial_sampling_weights {list(initial)}, but needs one of each per dataset: sampling_weights "
+            "above 0, initial_sampling_weights at least 0. Fix: set MixtureOfDatasets.sampling_weights, "
+            "and remove datasets that should never be sampled."
         )
     if smooth_sudden_starts is not None and smooth_sudden_starts < 1:
         raise ValueError(

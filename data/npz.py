@@ -36,7 +36,7 @@ _STORED, _DEFLATED = 0, 8
 _ENCRYPTED = 1  # flag bit
 _MAX_COMMENT_BYTES = (1 << 16) - 1
 _LARGE = 0xFFFFFFFF, 0xFFFF  # values that mean "see the 64-bit record"
-_TOO_LARGE = "it is an archive with 64-bit records (of over 4 GiB), which is not read here"
+_TOO_LARGE = "it is an archive with 64-bit records (over 4 GiB), which this reader does not support"
 _HEAD_BYTES = 256  # usually longer than the header of an array
 _NPY_MAGIC = b"\x93NUMPY"
 _NPY_LENGTHS = {b"\1\0": struct.Struct("<H"), b"\2\0": struct.Struct("<I")}  # by version of the .npy format
@@ -63,8 +63,8 @@ def pack_npz(arrays: Mapping[str, Array], comment: bytes = b"", is_compressed: b
     num_bytes = sum(array.nbytes for array in arrays.values())
     if num_bytes > MAX_BYTES:
         raise ValueError(
-            f"A trajectory of {num_bytes:,} bytes is too large for an npz file, which takes {MAX_BYTES:,}. "
-            "Fix: set Experiment.traj_save_len lower."
+            f"A trajectory of {num_bytes:,} bytes is too large for an npz file, which holds at most "
+            f"{MAX_BYTES:,}. Fix: lower Experiment.traj_save_len."
         )
     method = _DEFLATED if is_compressed else _STORED
     parts: list[Any] = []
@@ -120,7 +120,7 @@ def read_npz(source: Bytes, *, is_checked: bool = False) -> tuple[dict[str, Any]
     members, comment = _list_members(source)
     announced = sum(member.size for member in members if member.method == _DEFLATED)
     if announced > MAX_BYTES:
-        raise FormatError(f"its arrays announce {announced:,} bytes, but at most {MAX_BYTES:,} are decoded")
+        raise FormatError(f"its headers declare {announced:,} bytes, but at most {MAX_BYTES:,} are decoded")
     arrays: dict[str, Any] = {}
     for member in members:
         place = source, member.begin, member.end
@@ -140,15 +140,15 @@ def _list_members(source: Bytes) -> tuple[list[_Member], bytes]:
         tail = source[max(0, size - _END.size - _MAX_COMMENT_BYTES) :]
         tail = tail[tail.rfind(b"PK\x05\x06") :]
     if not tail.startswith(b"PK\x05\x06") or len(tail) < _END.size:
-        raise FormatError("its end is not that of an archive, so it is cut off or no .npz file")
+        raise FormatError("it does not end like an archive, so it is cut off or not an .npz file")
     end = size - len(tail)
     _, disk, _, num_here, num_members, listing_bytes, listing, comment_bytes = _END.unpack_from(tail)
     if num_members == _LARGE[1] or listing == _LARGE[0] or listing_bytes == _LARGE[0]:
         raise FormatError(_TOO_LARGE)
     if disk or num_here != num_members or listing + listing_bytes != end:
-        raise FormatError("the directory of the archive is not where its end says")
+        raise FormatError("the directory of the archive is not where its end record says")
     if end + _END.size + comment_bytes != size:
-        raise FormatError("the archive does not end where its end says")
+        raise FormatError("the archive does not end where its end record says")
     members: list[_Member] = []
     directory, position = source[listing:end], 0
     try:
@@ -156,7 +156,7 @@ def _list_members(source: Bytes) -> tuple[list[_Member], bytes]:
             member, position = _read_entry(source, directory, position, listing)
             members.append(member)
     except struct.error as error:
-        raise FormatError("the directory of the archive names places outside of it") from error
+        raise FormatError("the directory of the archive points outside the archive") from error
     return members, tail[_END.size :]
 
 
@@ -202,9 +202,11 @@ def _decode(source: Bytes, member: _Member) -> bytes:
     except MemoryError as error:
         if member.size < _SUSPICIOUS_BYTES:
             raise  # the file does not cause the lack of memory
-        raise FormatError(f"there is no memory for the {member.size:,} bytes of {member.name!r}") from error
+        raise FormatError(
+            f"there is not enough memory for the {member.size:,} bytes of {member.name!r}"
+        ) from error
     if len(data) != member.size:
-        raise FormatError(f"member {member.name!r} does not have the size that the archive announces")
+        raise FormatError(f"member {member.name!r} does not have the size that the archive declares")
     compare_crc(member.name, zlib.crc32(data), member.crc)
     return data
 
@@ -230,7 +232,7 @@ def _view_array(source: Bytes, begin: int, end: int, name: str) -> Any:
         head = source[begin : begin + head_bytes]
     shape, is_fortran, dtype = _parse_npy_header(head[:head_bytes], name)
     if begin + head_bytes + math.prod(shape) * dtype.itemsize != end:
-        raise FormatError(f"member {name!r} does not have the size that its header announces")
+        raise FormatError(f"member {name!r} does not have the size that its header declares")
     return array_in(source, begin + head_bytes, shape, dtype, "F" if is_fortran else "C")
 
 
@@ -244,9 +246,9 @@ def _parse_npy_header(header: bytes, name: str) -> tuple[tuple[int, ...], bool, 
         read = formats.read_array_header_1_0 if is_first else formats.read_array_header_2_0
         shape, is_fortran, dtype = read(stream)
         if min(shape, default=0) < 0:
-            raise FormatError(f"member {name!r} has a shape that cannot be, {shape}")
+            raise FormatError(f"member {name!r} has the impossible shape {shape}")
     except _UNREADABLE as error:
-        raise FormatError(f"member {name!r} has a header that cannot be understood ({error})") from error
+        raise FormatError(f"member {name!r} has a header that cannot be parsed ({error})") from error
     if dtype.hasobject:
         raise FormatError(f"member {name!r} holds pickled Python objects")
     return shape, is_fortran, dtype

@@ -58,8 +58,9 @@ class Relabeler(ABC):
         if self.shape_rewards is None:
             raise ValueError(
                 f"The rewards of a trajectory of environment {traj.env_name!r} were shaped when it was "
-                f"collected, but this run has no shaper for those that {type(self).__name__} gives it. Fix: "
-                "set RewardShaping.shaper as when it was collected, or leave the relabeler out."
+                f"collected, but this run has no shaper for the rewards that {type(self).__name__} assigns. "
+                "Fix: set RewardShaping.shaper to the function used in collection, or leave out the "
+                "relabeler."
             )
         return self.shape_rewards(rewards[:, 0], self.epoch)[:, None]
 
@@ -136,9 +137,9 @@ class HindsightRelabeler(Relabeler):
         check_choice("HindsightRelabeler.strategy", strategy, STRATEGIES)
         if tolerance < 0 or not 0 <= share <= 1:
             raise ValueError(
-                f"HindsightRelabeler.tolerance is {tolerance} and share {share}, but they must be at least 0 "
-                "and within [0, 1]. Fix: e.g. HindsightRelabeler.tolerance = 1e-3 and "
-                "HindsightRelabeler.share = 0.8."
+                f"HindsightRelabeler.tolerance is {tolerance} and share is {share}, but tolerance must be "
+                "at least 0 and share must lie in [0, 1]. Fix: set HindsightRelabeler.tolerance = 1e-3 and "
+                "HindsightRelabeler.share = 0.8, for example."
             )
         self.strategy, self.share = strategy, share
         self.achieved_key, self.goals_key = achieved_key, goals_key
@@ -262,16 +263,16 @@ class HindsightRelabeler(Relabeler):
             raise ValueError(
                 f"HindsightRelabeler looks for the observations {missing}, but environment "
                 f"{traj.env_name!r} has {sorted(traj.obs)}. Fix: set HindsightRelabeler.achieved_key and "
-                "HindsightRelabeler.goals_key, or leave the relabeler out."
+                "HindsightRelabeler.goals_key, or leave out the relabeler."
             )
         start = int(traj.time_idxs[0, 0])
         if start:
             raise ValueError(
                 f"A trajectory of environment {traj.env_name!r} begins at time index {start}, but hindsight "
-                "needs it from its reset (0) on, or the goals that were reached before are unknown. "
-                "Fix: store whole episodes: set Experiment.stagger_traj_file_lengths = False and leave "
-                "Experiment.traj_save_len away (or at least at the length of an episode); then collect anew, "
-                "for instance under another Experiment.run_name."
+                "needs whole episodes (from index 0), because the goals reached before are unknown. Fix: "
+                "set Experiment.stagger_traj_file_lengths = False, remove Experiment.traj_save_len (or "
+                "raise it to the length of an episode), and collect again under another "
+                "Experiment.run_name."
             )
 
     def _check_shown(self, traj: Trajectory, goals: Array, reach_times: list[int]) -> None:

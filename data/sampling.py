@@ -241,9 +241,9 @@ class PrioritySampler(Sampler):
         if not fits or last >= NUM_PRIORITY_SLOTS or lowest < 0 or not highest < np.inf:
             raise ValueError(
                 f"sources are {sources.dtype}{list(sources.shape)} up to {last} and priorities "
-                f"{list(priorities.shape)} from {lowest} to {highest}, but must be integers (B,) below "
-                f"{NUM_PRIORITY_SLOTS} and finite numbers (B,) of at least 0. Fix: pass Trajectory.source "
-                "and the absolute TD error of each window."
+                f"{list(priorities.shape)} from {lowest} to {highest}, but sources must be integers (B,) "
+                f"below {NUM_PRIORITY_SLOTS} and priorities finite numbers (B,) of at least 0. Fix: pass "
+                "Trajectory.source and the absolute TD error of each window."
             )
         is_ours = sources >= 0
         limits = np.finfo(np.float32)

@@ -51,9 +51,9 @@ class Tokens(spaces.MultiDiscrete):
         wrong += [word for word, count in Counter(self.words).items() if count > 1]
         if wrong or not 0 < len(self.words) < np.iinfo(np.int16).max - 1 or max_tokens < 1:
             raise ValueError(
-                f"The vocabulary has {len(self.words)} words (at least 1 and fewer than 32,766 are allowed), "
-                f"max_tokens is {max_tokens} (at least 1), and these are no single words or there twice: "
-                f"{wrong[:5]}. Fix: give every word once, without spaces."
+                f"The vocabulary has {len(self.words)} words (at least 1 and fewer than 32,766 are "
+                f"allowed), max_tokens is {max_tokens} (at least 1 is required), and these entries are not "
+                f"single words or appear twice: {wrong[:5]}. Fix: list every word once, without spaces."
             )
         self._numbers = {word: 2 + i for i, word in enumerate(self.words)}
         self._has_warned: set[str] = set()
@@ -71,7 +71,7 @@ class Tokens(spaces.MultiDiscrete):
         if rows.dtype.kind not in "OUT":
             return rows
         if not _are_texts(rows):
-            raise TypeError(f"{shown(texts)} is neither text nor numbers. Fix: give str values.")
+            raise TypeError(f"{shown(texts)} is neither text nor numbers. Fix: pass str values.")
         return np.stack([self._encode(str(text)) for text in rows.reshape(-1)]).reshape(*rows.shape, -1)
 
     def _encode(self, text: str) -> np.ndarray:
@@ -80,7 +80,9 @@ class Tokens(spaces.MultiDiscrete):
         numbers = [self._numbers.get(word, self.UNKNOWN) for word in words[: self.max_tokens]]
         row[: len(numbers)] = numbers
         if len(words) > self.max_tokens:
-            self._warn("length", "%r has %d words, and only %d are seen", text, len(words), self.max_tokens)
+            self._warn(
+                "length", "%r has %d words, but only the first %d are used", text, len(words), self.max_tokens
+            )
         if self.UNKNOWN in numbers:
             word = words[numbers.index(self.UNKNOWN)]
             self._warn("word", "%r has the word %r, which the vocabulary lacks", text, word)
@@ -115,8 +117,8 @@ def with_tokens(space: Space[Any], tokens: Tokens) -> Space[Any]:
     replaced = _replace_texts(space, tokens, is_text)
     if replaced == space:
         raise ValueError(
-            f"A vocabulary was given, but the observation space {space} has no text. "
-            "Fix: give none (EnvSpec.vocabulary, gym_env.vocabulary)."
+            f"A vocabulary was given, but the observation space {space} has no text. Fix: remove the "
+            "vocabulary (EnvSpec.vocabulary, gym_env.vocabulary)."
         )
     return replaced
 
@@ -238,8 +240,8 @@ class ObsLeaf:
             value = values[row] if self.offset is None else values[row] + self.offset
             raise WrongValueError(
                 f"{_shortened(str(value))} as observation {self.key!r}",
-                f"Its space {self._raw_space} does not contain that. Fix: correct the environment, or the "
-                "bounds of its observation_space.",
+                f"Its space {self._raw_space} does not contain this value. Fix: correct the environment, or "
+                "the bounds of its observation_space.",
                 row,
             )
 
@@ -285,7 +287,7 @@ class ObsLeaf:
     def _not_texts(self, value: Any) -> WrongValueError:
         return WrongValueError(
             f"{shown(value)} as observation {self.key!r}",
-            f"Its space {self.space} asks for text. Fix: return a str.",
+            f"Its space {self.space} requires text. Fix: return a str.",
         )
 
     def _array(self, value: Any, shape: tuple[int, ...]) -> np.ndarray:
@@ -299,15 +301,15 @@ class ObsLeaf:
         if array.shape != shape:
             raise WrongValueError(
                 f"observation {self.key!r} with shape {array.shape}",
-                f"Its space {self._raw_space} says {shape}. Fix: make the environment's observation_space "
-                "and its observations agree.",
+                f"Its space {self._raw_space} requires the shape {shape}. Fix: make the environment's "
+                "observation_space and its observations agree.",
             )
         return array
 
     def _not_numbers(self, value: Any) -> WrongValueError:
         return WrongValueError(
             f"{shown(value)} as observation {self.key!r}",
-            f"Its space {self._raw_space} asks for real numbers of shape {self.shape}. Fix: return a NumPy "
+            f"Its space {self._raw_space} requires real numbers of shape {self.shape}. Fix: return a NumPy "
             f"array of {self.space.dtype}.",
         )
 
@@ -322,9 +324,9 @@ class ObsLeaf:
             row, place = _first(is_wrong)
             raise WrongValueError(
                 f"{array[place]} ({array.dtype}) as observation {self.key!r}",
-                f"Its space {self._raw_space} has the dtype {dtype}, in which that is {cast[place]}. Fix: "
-                "declare the dtype of the observations in the observation_space (a float one for floats), "
-                "or convert them in the environment.",
+                f"Its space {self._raw_space} has the dtype {dtype}, which turns the value into "
+                f"{cast[place]}. Fix: declare the dtype of the observations in the observation_space (a "
+                "float dtype for floats), or convert them in the environment.",
                 row,
             )
         return cast
@@ -530,8 +532,8 @@ def _refuse_structure(space: Space[Any], raw: Any, name: str) -> None:
         found = f"{shown(raw)} as {name}" if keys is None else f"{name} with the parts {keys}"
         raise WrongValueError(
             found,
-            f"Its space is a {type(space).__name__} of the parts {list(parts)}. Fix: return exactly these "
-            "from every reset and step, or correct the observation_space.",
+            f"Its space is a {type(space).__name__} with the parts {list(parts)}. Fix: return exactly these "
+            "parts from every reset and step, or correct the observation_space.",
         )
     for key, child in parts.items():
         _refuse_structure(child, raw[key], f"{name} {key!r}")
@@ -583,9 +585,8 @@ class ActionMap:
             self._middle, self._half = self._low / 2 + self._high / 2, self._high / 2 - self._low / 2
         else:
             raise TypeError(
-                f"The action space is {space}, but Discrete, MultiDiscrete, MultiBinary and Box are the ones "
-                "supported. "
-                "Fix: wrap the environment so that it takes one of these "
+                f"The action space is {space}, but only Discrete, MultiDiscrete, MultiBinary and Box are "
+                "supported. Fix: wrap the environment so that it takes one of these "
                 "(gymnasium.wrappers.TransformAction)."
             )
 
@@ -618,9 +619,9 @@ class ActionMap:
             flat = (flat - (low / 2 + high / 2)) / half
             if self._is_free is not None and (np.abs(flat[:, self._is_free]) > 1.0 + 1e-6).any():
                 raise ValueError(
-                    f"Actions range from {actions.min()} to {actions.max()}, beyond bounds that stand for "
-                    f"the infinite ones of the action space: {space}. Fix: give the dataset's action_space "
-                    "finite bounds that hold all its actions."
+                    f"Actions range from {actions.min()} to {actions.max()}, beyond the finite bounds that "
+                    f"replace infinite ones in the action space {space}. Fix: give the dataset's "
+                    "action_space finite bounds that include all its actions."
                 )
             scaled: np.ndarray = np.clip(flat, -1.0, 1.0).astype(np.float32)
             return scaled

@@ -156,8 +156,8 @@ class Trajectory:
         if not 0 <= start < stop <= len(self.rews):
             raise ValueError(
                 f"A slice from {start} to {stop} of a trajectory of {len(self.rews)} transitions is not "
-                "possible; 0 <= start < stop <= T must hold, so that it has T >= 1 transitions itself. "
-                "Fix: take start and stop from Sampler.window."
+                "possible. 0 <= start < stop <= T must hold, so that the slice has at least one "
+                "transition. Fix: take start and stop from Sampler.window."
             )
         after = stop + 1
         # This runs once per window. It skips the checks of the constructor, which hold for all parts.
@@ -217,10 +217,10 @@ def action_rows(actions: Array, width: int, nvec: tuple[int, ...] | None = None)
                 return rows
     lowest, highest = (actions.min(), actions.max()) if actions.size and kind in "iubf" else (0, 0)
     raise ValueError(
-        f"Actions {actions.dtype}{list(actions.shape)} that range from {lowest} to {highest} do not fit rl2s "
-        f"of width {1 + width}, which has room for {' + '.join(map(str, factors))} actions (or numbers, if "
-        f"they are continuous). Fix: store (T, {width}) rows, or indices (T, {len(factors)}) from 0, and "
-        "one-hot rl2s of width 1 + number of actions."
+        f"Actions {actions.dtype}{list(actions.shape)} that range from {lowest} to {highest} do not fit "
+        f"rl2s of width {1 + width}, which has {' + '.join(map(str, factors))} columns for actions. Fix: "
+        f"store (T, {width}) rows, or indices (T, {len(factors)}) from 0, and one-hot rl2s of width 1 + "
+        "number of actions."
     )
 
 

@@ -210,7 +210,7 @@ class TrajectoryWriter(Sink):
         if not is_writable:
             raise PermissionError(
                 f"New trajectories cannot be written to {self.folder}: it is read-only for this process. "
-                "Fix: set DiskTrajDataset.takes_new_trajs = False to only read what is there, or "
+                "Fix: set DiskTrajDataset.takes_new_trajs = False to only read existing files, or "
                 "DiskTrajDataset.dset_root to a folder that this process may write to."
             )
         self._save_every = (int(save_every[0]), int(save_every[1])) if save_every else None
@@ -400,9 +400,9 @@ class TrajectoryWriter(Sink):
             expected = {name.removeprefix(_EXTRA): self._columns[name].shape[1:] for name in names}
         if found != expected:
             raise ValueError(
-                f"This step has the extras {found}, but expected are {expected}: the same with every step, "
-                "since a file has one set for all its steps. Fix: let the agent return the same extras, of "
-                "the same shapes (N, ...), whenever it acts."
+                f"This step has the extras {found}, but {expected} are expected: all steps of a file have "
+                "the same extras. Fix: let the agent return the same extras, with the same shapes (N, "
+                "...), whenever it acts."
             )
         pieces: list[_Piece] = []
         if not names:
@@ -486,9 +486,9 @@ class TrajectoryWriter(Sink):
             return error
         return OSError(
             f"A finished trajectory could not be written to {self.folder}: {error}. {num_pending} finished "
-            "trajectories are in memory only: each further call tries to write them, and they are lost if "
-            "the process ends before the folder takes them. "
-            "Fix: make space on that disk, or restore the folder and its permissions."
+            "trajectories are in memory only. Each further call tries to write them again; they are lost "
+            "if the process ends before that succeeds. Fix: free space on that disk, or restore the folder "
+            "and its permissions."
         )
 
 

@@ -132,6 +132,6 @@ def _missing_text(env: SequenceEnv, name: str) -> str:
     hint = f"Did you mean {near[0]!r}? " if near else ""
     chain = " > ".join(type(layer).__name__ for layer in found)
     return (
-        f"The environment {env.env_name} has no attribute {name!r}; looked for in {chain}. {hint}Fix: define "
+        f"The environment {env.env_name} has no attribute {name!r} (searched: {chain}). {hint}Fix: define "
         "it in the environment or in one of its wrappers (self.<name> = ... in its __init__)."
     )

@@ -91,8 +91,8 @@ def set_chain_state(
     names, saved = [type(layer).__name__ for layer in found], [entry["layer"] for entry in entries]
     if names != saved:
         raise ValueError(
-            f"The saved state is of an environment {' > '.join(saved)}, this one is {' > '.join(names)}. "
-            "Fix: resume with the environment and wrappers of the earlier run, or set "
+            f"The saved state is that of an environment {' > '.join(saved)}, but this environment is "
+            f"{' > '.join(names)}. Fix: resume with the environment and wrappers of the earlier run, or set "
             "Collector.save_env_state = False to begin new episodes."
         )
     for layer, entry in zip(found, entries, strict=True):
@@ -118,7 +118,7 @@ def state_problem(env: SequenceEnv) -> str | None:
     if missing is None:
         return None
     methods = "get_state() and set_state(state)"
-    return f"The environment {env.env_name} cannot be stored: {missing} has no {methods}"
+    return f"The state of the environment {env.env_name} cannot be stored: {missing} has no {methods}"
 
 
 def get_state(env: SequenceEnv) -> dict[str, Any]:

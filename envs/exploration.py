@@ -57,8 +57,8 @@ class ExplorationWrapper(ABC):
         if mean_repeat < 1.0:
             name = type(self).__name__
             raise ValueError(
-                f"{name}.mean_repeat is {mean_repeat}, but a random action takes at least 1 env step. "
-                f"Fix: set {name}.mean_repeat = 1 for noise that does not last."
+                f"{name}.mean_repeat is {mean_repeat}, but must be at least 1 env step. Fix: set "
+                f"{name}.mean_repeat = 1 for random actions that are not repeated."
             )
         self.action_space, self.num_envs, self.randomize_eps = action_space, num_envs, randomize_eps
         self.mean_repeat, self.randomize_repeat = mean_repeat, randomize_repeat and mean_repeat > 1.0
@@ -187,7 +187,7 @@ class ExplorationWrapper(ABC):
         multipliers = np.array(state["multipliers"], np.float64)
         if multipliers.shape != (self.num_envs,):
             raise ValueError(
-                f"The saved exploration state is for {len(multipliers)} environments, this run has "
+                f"The saved exploration state is for {len(multipliers)} environments, but this run has "
                 f"{self.num_envs}. Fix: resume with the same Experiment.parallel_actors."
             )
         self.load_schedule(state)
@@ -254,8 +254,8 @@ def _num_choices(allowed: np.ndarray | None, action_space: PolicyActionSpace) ->
 def _check_schedule(name: str, action_space: PolicyActionSpace, steps_anneal: float, **levels: float) -> None:
     if steps_anneal <= 0:
         raise ValueError(
-            f"{name}.steps_anneal is {steps_anneal}, but must be above 0. Fix: e.g. {name}.steps_anneal = "
-            "10_000."
+            f"{name}.steps_anneal is {steps_anneal}, but must be above 0. Fix: set {name}.steps_anneal = "
+            "10_000, for example."
         )
     top = np.inf if isinstance(action_space, spaces.Box) else 1.0
     for argument, level in levels.items():
@@ -368,7 +368,8 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
             )
         if curve <= 0:
             raise ValueError(
-                f"BilevelEpsilonGreedy.curve is {curve}, but must be above 0. Fix: 1 gives a straight line."
+                f"BilevelEpsilonGreedy.curve is {curve}, but must be above 0. Fix: set "
+                "BilevelEpsilonGreedy.curve, e.g. to 1 for a straight line."
             )
         self.rollout_horizon, self.steps_anneal, self.curve = rollout_horizon, steps_anneal, curve
         self.eps_first = eps_first

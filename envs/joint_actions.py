@@ -29,8 +29,8 @@ class JointActions(gym.wrappers.TransformAction[Any, Any, Any]):
         nvec = _nvec(action_map)
         if not nvec:
             raise TypeError(
-                f"The action space is {env.action_space}, but JointActions takes MultiDiscrete and "
-                "MultiBinary ones. Fix: leave the wrapper out."
+                f"The action space is {env.action_space}, but JointActions supports only MultiDiscrete and "
+                "MultiBinary. Fix: remove the wrapper."
             )
 
         def factors(action: Any) -> Any:

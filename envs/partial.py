@@ -49,16 +49,17 @@ class PartialObs(gym.ObservationWrapper[Any, Any, Any]):
         space = env.observation_space
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
             raise ValueError(
-                f"partial_env keeps entries of a flat observation, but this environment's are {space}. "
-                "Fix: name an environment whose observation_space is a Box of shape (O,)."
+                "partial_env keeps entries of a flat observation, but the observation space of this "
+                f"environment is {space}. Fix: name an environment whose observation_space is a Box of "
+                "shape (O,)."
             )
         size = space.shape[0]
         whole = all(isinstance(index, (int, np.integer)) and 0 <= index < size for index in keep)
         if not keep or not whole or len(set(keep)) != len(keep):
             raise ValueError(
-                f"partial_env.keep is {tuple(keep)!r}, but must be different whole numbers from 0 to "
-                f"{size - 1}, at least one: the observation has {size} entries. "
-                "Fix: e.g. partial_env.keep = (0, 2)."
+                f"partial_env.keep is {tuple(keep)!r}, but must hold one or more different whole numbers "
+                f"from 0 to {size - 1}, because the observation has {size} entries. Fix: set "
+                "partial_env.keep = (0, 2), for example."
             )
         self._keep = list(keep)
         dtype: Any = space.dtype
@@ -70,8 +71,9 @@ class PartialObs(gym.ObservationWrapper[Any, Any, Any]):
         if values.shape != self.env.observation_space.shape:
             raise WrongValueError(
                 f"an observation with shape {values.shape}",
-                f"Its space {self.env.observation_space} says {self.env.observation_space.shape}. Fix: make "
-                "the environment's observation_space and its observations agree.",
+                f"Its space {self.env.observation_space} requires the shape "
+                f"{self.env.observation_space.shape}. Fix: make the environment's observation_space and its "
+                "observations agree.",
             )
         kept: np.ndarray = values[self._keep]
         return kept

@@ -43,8 +43,8 @@ def wrong_result(env: gym.Env[Any, Any], call: str, found: str) -> TypeError:
     """Make the error for a `step` or `reset` that returned something other than its parts."""
     expected = {
         "reset": "the pair (observation, info). Fix: return observation, {} from it.",
-        "step": "observation, reward, terminated, truncated, info. Fix: return these five; `done` of old gym "
-        "was terminated or truncated.",
+        "step": "observation, reward, terminated, truncated, info. Fix: return these five values; `done` of "
+        "old gym was terminated or truncated.",
     }
     return TypeError(
         f"{type(env.unwrapped).__name__}.{call} returned {found}, but gymnasium expects {expected[call]}"
@@ -69,7 +69,7 @@ def as_info(info: Any) -> dict[str, Any]:
     if isinstance(info, Mapping):
         return info if isinstance(info, dict) else dict(info)
     raise WrongValueError(
-        f"the info {shown(info)}", "An info is a dict. Fix: return {} if there is nothing to report."
+        f"the info {shown(info)}", "The info must be a dict. Fix: return {} if there is nothing to report."
     )
 
 
@@ -79,7 +79,7 @@ def as_reward(reward: Any, row: int | None = None) -> float:
     if value is None:
         raise WrongValueError(
             f"the reward {shown(reward)}",
-            "A reward is one real number. Fix: return float(reward) from its step.",
+            "A reward must be one real number. Fix: return float(reward) from its step.",
             row,
         )
     if not abs(value) <= MAX_REWARD:  # this form also catches NaN
@@ -94,7 +94,8 @@ def as_flag(flag: Any, name: str) -> bool:
     value = _one_number(flag)
     if value not in {0.0, 1.0}:
         raise WrongValueError(
-            f"{shown(flag)} as {name}", f"It is one truth value. Fix: return bool({name}) from its step."
+            f"{shown(flag)} as {name}",
+            f"It must be a single boolean. Fix: return bool({name}) from its step.",
         )
     return bool(value)
 
@@ -105,7 +106,7 @@ def as_rewards(rewards: Any, rows: np.ndarray | None) -> np.ndarray:
     if array.dtype.kind not in "biuf" or array.ndim != 1:
         raise WrongValueError(
             f"the rewards {shown(rewards)}",
-            "Rewards are one real number per environment. Fix: return an array (num_envs,) of float32.",
+            "Rewards must be one real number per environment. Fix: return an array (num_envs,) of float32.",
         )
     found = array.astype(np.float64)
     if rows is not None:
@@ -123,7 +124,7 @@ def as_flags(flags: Any, name: str, rows: np.ndarray | None) -> np.ndarray:
     if array.ndim != 1 or (array.dtype != bool and not np.isin(judged, (0, 1)).all()):
         raise WrongValueError(
             f"{shown(flags)} as {name}",
-            "It is one truth value per environment. Fix: return an array (num_envs,) of bool.",
+            "It must be one boolean per environment. Fix: return an array (num_envs,) of bool.",
         )
     return array.astype(np.bool_) if rows is None else array.astype(np.bool_) & rows
 
@@ -170,8 +171,8 @@ def as_metric(value: Any, key: str, row: int) -> float | list[float]:
     if array.dtype.kind not in "biuf":
         raise WrongValueError(
             f"{shown(value)} as info[{key!r}]",
-            f"Keys that begin with {METRIC_PREFIX!r} are figures: numbers or arrays of them. Fix: return a "
-            "number, leave the key out where there is none, or give it another name.",
+            f"Keys that begin with {METRIC_PREFIX!r} are metrics and must hold numbers or arrays of "
+            "numbers. Fix: return a number, omit the key when there is no value, or rename it.",
             row,
         )
     numbers: float | list[float] = array.astype(np.float64).ravel().tolist() if array.ndim else float(array)
@@ -207,9 +208,9 @@ def check_env(env: gym.Env[Any, Any]) -> None:
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if not takes_all and not {"seed", "options"} <= parameters.keys():
         raise TypeError(
-            f"{type(env.unwrapped).__name__}.reset takes ({', '.join(parameters)}), but gymnasium gives it "
-            "seed and options. Fix: def reset(self, *, seed=None, options=None), returning (observation, "
-            "info); for old gym environments install shimmy."
+            f"{type(env.unwrapped).__name__}.reset takes ({', '.join(parameters)}), but gymnasium passes it "
+            "seed and options. Fix: define reset(self, *, seed=None, options=None) and return "
+            "(observation, info); for old gym environments, install shimmy."
         )
 
 
@@ -219,7 +220,7 @@ def check_space(env: Any, name: str) -> None:
     if not isinstance(space, gym.Space):
         found = "has no" if space is None else f"has {shown(space)} as"
         raise TypeError(
-            f"The environment {type(env.unwrapped).__name__} {found} {name}, but every environment declares "
-            f"its spaces. Fix: set self.{name} to a space of gymnasium.spaces in its __init__, for example "
-            "Box or Discrete."
+            f"The environment {type(env.unwrapped).__name__} {found} {name}, but every environment must "
+            f"declare its spaces. Fix: set self.{name} to a space of gymnasium.spaces in its __init__, for "
+            "example Box or Discrete."
         )

@@ -27,8 +27,8 @@ class SequenceEnv(gym.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any], env_name: str | None = None) -> None:
         if not isinstance(env, gym.Env):
             raise TypeError(
-                f"SequenceEnv got {type(env).__name__}, but wraps a gymnasium.Env. "
-                "Fix: derive the environment from gymnasium.Env (for old gym environments, install shimmy)."
+                f"SequenceEnv got {type(env).__name__}, but needs a gymnasium.Env. Fix: derive the "
+                "environment from gymnasium.Env (for old gym environments, install shimmy)."
             )
         check_env(env)
         super().__init__(env)
@@ -37,7 +37,7 @@ class SequenceEnv(gym.Wrapper[Any, Any, Any, Any]):
             self.action_map = ActionMap(env.action_space)
         except (TypeError, ValueError) as error:
             raise type(error)(
-                f"The environment {type(env.unwrapped).__name__} does not fit: {error}"
+                f"The environment {type(env.unwrapped).__name__} is not supported: {error}"
             ) from None
         self.observation_space = self.obs_layout.space
         self.action_space = self.action_map.policy_space

@@ -145,7 +145,7 @@ def _no_env_text(target: str, made: Any) -> str:
     if isinstance(made, gym.vector.VectorEnv):
         fix = "set Experiment.env_mode = 'already_vectorized'"
     found = made if made is None or isinstance(made, type) else f"a {type(made).__name__}"
-    return f"{target} made {found}, but must make one gymnasium.Env. Fix: {fix}."
+    return f"{target} created {found}, but must create one gymnasium.Env. Fix: {fix}."
 
 
 def _unchanged(obs: Any) -> Any:
@@ -177,18 +177,18 @@ def gym_env(
     """
     if not isinstance(env_id, str):
         raise TypeError(
-            f"gym_env.env_id is {env_id!r}, but must be the string of a registered id. "
-            'Fix: e.g. gym_env.env_id = "CartPole-v1".'
+            f"gym_env.env_id is {env_id!r}, but must be the string of a registered id. Fix: set "
+            'gym_env.env_id = "CartPole-v1", for example.'
         )
     if isinstance(vocabulary, str) and vocabulary not in ("auto", "minigrid"):
         raise ValueError(
             f"gym_env.vocabulary is {vocabulary!r}, but must be a list of words, 'minigrid' or 'auto'. "
-            "Fix: e.g. gym_env.vocabulary = ['go', 'to', 'the', 'red', 'ball']."
+            "Fix: set gym_env.vocabulary = ['go', 'to', 'the', 'red', 'ball'], for example."
         )
     if type(joint_actions) is not int or joint_actions < 0:
         raise ValueError(
-            f"gym_env.joint_actions is {joint_actions!r}, but must be a whole number, at least 0. "
-            "Fix: e.g. 64; 0 leaves actions as they are."
+            f"gym_env.joint_actions is {joint_actions!r}, but must be a whole number, at least 0. Fix: set "
+            "gym_env.joint_actions, e.g. to 64, or to 0 to leave actions unchanged."
         )
     words = MINIGRID_WORDS if isinstance(vocabulary, str) else vocabulary
     tokens = None if words is None else Tokens(words, max_tokens)
@@ -214,15 +214,15 @@ def resolve_env(make_env: EnvSpec | str | Callable[..., Any]) -> EnvSpec:
     if isinstance(make_env, (gym.Env, gym.vector.VectorEnv)):
         name = type(make_env.unwrapped).__name__
         raise TypeError(
-            f"make_env is one environment ({name} instance), but several are built from it. Allowed are an "
-            f"EnvSpec, an id, or a callable that makes one. Fix: in gin write @{name} without parentheses; "
-            "in Python pass the class or a function."
+            f"make_env is a single environment ({name} instance), but several are built from it. Allowed "
+            f"are an EnvSpec, an id, or a callable that creates one. Fix: in gin write @{name} without "
+            "parentheses; in Python pass the class or a function."
         )
     if not callable(make_env):
         raise TypeError(
             f"make_env is {make_env!r} ({type(make_env).__name__}), but must be an EnvSpec, a gymnasium id, "
-            "or a callable that "
-            'returns an environment. Fix: e.g. @TMazePassive or @gym_env() in gin, "CartPole-v1" in Python.'
+            "or a callable that returns an environment. Fix: set @TMazePassive or @gym_env() in gin, or "
+            '"CartPole-v1" in Python, for example.'
         )
     return EnvSpec(in_current_scope(make_env))
 
@@ -243,7 +243,7 @@ def _imported(module: str, env_id: str) -> Any:
     except ModuleNotFoundError as error:
         if f"{module}.".startswith(f"{error.name}."):
             raise ModuleNotFoundError(
-                f"The environment {env_id!r} needs the module {module}, which is not found. Fix: correct "
+                f"The environment {env_id!r} needs the module {module}, which was not found. Fix: correct "
                 f"the name, install it, or add `import {module}` to a gin file in its folder.",
                 name=error.name,
             ) from error
@@ -254,8 +254,8 @@ def _make_registered(env_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
     name = _registered_name(env_id)
     if gym.spec(name).entry_point is None:
         raise ValueError(
-            f"The environment {env_id!r} is a batch, with no single environment to run in rows of its own. "
-            "Fix: set Experiment.env_mode = 'already_vectorized'."
+            f"The environment {env_id!r} exists only as a vector environment, so no single environments can "
+            "be built from it. Fix: set Experiment.env_mode = 'already_vectorized'."
         )
     return gym.make(name, **{"disable_env_checker": True, **kwargs})
 

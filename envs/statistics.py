@@ -131,8 +131,8 @@ class ReturnHistory:
 def _warn_of_name(metric: str) -> None:
     """Warn once that a metric is logged under a changed name."""
     logger.warning(
-        "Environments report info['%s%s'], but other figures are called so; it is logged as val/metric/%s "
-        "(and collect/, test/). Fix: give the metric another name.",
+        "Environments report info['%s%s'], but another figure has this name, so it is logged as "
+        "val/metric/%s (and collect/, test/). Fix: give the metric another name.",
         METRIC_PREFIX,
         metric,
         metric,
@@ -143,8 +143,8 @@ def _warn_of_name(metric: str) -> None:
 def _warn_not_finite(env_name: str, metric: str) -> None:
     """Warn once about values that would make a metric's mean NaN or infinite."""
     logger.warning(
-        "The environment %s reports NaN or infinity as info['%s%s'], which is left out of the mean. Fix: "
-        "leave the key out where there is no value.",
+        "The environment %s reports NaN or infinity as info['%s%s'], which is left out of the mean. "
+        "Fix: omit the key when there is no value.",
         env_name,
         METRIC_PREFIX,
         metric,

@@ -8,8 +8,8 @@ except ModuleNotFoundError as error:
     if (error.name or "").startswith("loxodon."):
         raise
     sys.exit(
-        f"Loxodon is not installed for {sys.executable}: {error}.\n"
-        "Fix: source .venv/bin/activate (`make install` makes it), or pip install -e ."
+        f"Loxodon is not installed for {sys.executable}: {error}.\nFix: run source .venv/bin/activate "
+        "(`make install` creates it), or pip install -e ."
     )
 
 if __name__ == "__main__":

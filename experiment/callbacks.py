@@ -272,14 +272,16 @@ def _made(maker: Any) -> Callback:
         if name.startswith(_PREFIXES) and name not in HOOKS and callable(getattr(type(made), name)):
             near = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.0)[0]
             raise ValueError(
-                f"{type(made).__name__} defines {name}, which is no hook and would never be called. Hooks "
-                f"are {', '.join(HOOKS)}. Fix: rename it to {near}, or begin a helper's name with '_'."
+                f"{type(made).__name__} defines {name}, which is not a hook and would never be called. "
+                f"Hooks are {', '.join(HOOKS)}. Fix: rename it to {near}, or begin the name of a helper "
+                "method with '_'."
             )
     return made
 
 
 def _entry_text(found: Any, verb: str) -> str:
     return (
-        f"Experiment.callbacks {verb} {found!r}, but must be a list of what makes Callbacks. Fix: e.g. "
-        "Experiment.callbacks = [@EpisodeLengthCurriculum] in gin, callbacks=[MyCallback] in Python."
+        f"Experiment.callbacks {verb} {found!r}, but must be a list of classes or functions that create "
+        "Callbacks. Fix: set Experiment.callbacks = [@EpisodeLengthCurriculum] in gin or "
+        "callbacks=[MyCallback] in Python, for example."
     )

@@ -91,8 +91,8 @@ _CONSOLE_FIGURES = {  # figures of an epoch that the terminal shows
     "time/updates_per_s": "updates/s",
     "dataset/total_files": "files",
 }
-_HOW_TO_RESUME = "To continue: the same command with --resume."
-_HOW_TO_RESUME_CORRECTED = "To continue: correct what the error says, then run with --resume."
+_HOW_TO_RESUME = "To continue, run the same command with --resume."
+_HOW_TO_RESUME_CORRECTED = "To continue, correct the error, then run the same command with --resume."
 
 
 @gin.configurable
@@ -210,10 +210,10 @@ class Experiment(Settings):
         if self.ctx.role.learns and self.ctx.is_main and not starts_from_recommended():
             logger.warning(
                 "This run includes no recommended preset, so settings that it does not name have the "
-                "defaults of the code, which are those of AMAGO. Fix: begin your gin file with include "
+                "defaults of the code, which are AMAGO's. Fix: begin your gin file with include "
                 "'base_offpolicy.gin' (PPO: 'ppo/ppo.gin'; AMAGO itself: 'amago.gin'). In Python, call "
-                "load_config(['tmaze']), or with another preset, before Experiment(...), whose arguments "
-                "replace what the preset sets (examples/from_python.py)."
+                "load_config(['tmaze']), or with another preset, before Experiment(...); its arguments "
+                "override the preset (examples/from_python.py)."
             )
         self.summary(env_summary)
 
@@ -432,9 +432,9 @@ class Experiment(Settings):
         folder, explores = self.dataset.save_new_trajs_to, self.trainer.explores
         if explores and folder is None and self.ctx.is_main:
             logger.warning(
-                "%s takes no new trajectories, so what every epoch collects is thrown away. Fix: "
-                "Experiment.train_timesteps_per_epoch = 0 trains on stored trajectories alone; "
-                "MixtureOfDatasets joins them with new ones.",
+                "%s takes no new trajectories, so everything that is collected is discarded. Fix: set "
+                "Experiment.train_timesteps_per_epoch = 0 to train on stored trajectories only, or use "
+                "MixtureOfDatasets to add new ones.",
                 type(self.dataset).__name__,
             )
         has_noise = explores and self.exploration_wrapper_type is not None
@@ -571,7 +571,7 @@ class Experiment(Settings):
         num_params = sum(p.numel() for p in self.policy.trainable_params())
         observations = ", ".join(f"{key} {space}" for key, space in self.obs_space.spaces.items())
         memory = self.policy.action_memory
-        remembers = "" if memory is None else f", what came of each of {memory.num_actions} actions"
+        remembers = "" if memory is None else f", memory of the outcomes of {memory.num_actions} actions"
         processes = self.accelerator.num_processes
         num_steps = processes * self.parallel_actors * self.train_timesteps_per_epoch
         most = "" if self.max_env_steps is None else f", at most {self.max_env_steps:,} env steps"
@@ -662,7 +662,8 @@ class Experiment(Settings):
             self.hooks("on_fit_end")
         if self.best_score is None and self.checkpoints.best_by != "val/return":
             logger.warning(
-                "CheckpointManager.best_by is %r, but no such figure was logged, so no policy is the best.",
+                "CheckpointManager.best_by is %r, but no such figure was logged, so no best policy was "
+                "saved. Fix: name a figure that is logged, such as 'val/return'.",
                 self.checkpoints.best_by,
             )
 
@@ -921,20 +922,20 @@ class Experiment(Settings):
     def why_idle(self) -> str:
         """Explain why there is nothing to train on, and how to fix it."""
         if self.ctx.role.is_learner:
-            hint = "" if self.actors is not None else " (start --mode collect)"
+            hint = "" if self.actors is not None else " (start actors with --mode collect)"
             folder = self.dataset.save_new_trajs_to
             place = "memory" if folder is None else location_of(folder)
             return f"Waiting for trajectories in {place}{hint}."
         if self.collector is None:
             return (
-                f"Nothing is collected, and {type(self.dataset).__name__} holds too little. Fix: name "
-                "a folder that has some (DiskTrajDataset.dset_root, DiskTrajDataset.dset_name), or raise "
-                "Experiment.train_timesteps_per_epoch."
+                f"Nothing is collected, and {type(self.dataset).__name__} holds too few trajectories. "
+                "Fix: name a folder that has enough (DiskTrajDataset.dset_root, "
+                "DiskTrajDataset.dset_name), or raise Experiment.train_timesteps_per_epoch."
             )
         if self.dataset.save_new_trajs_to is None:
             return (
                 f"{type(self.dataset).__name__} holds too few trajectories and takes no new ones. Fix: name "
-                "a folder that has some: DiskTrajDataset.dset_root, DiskTrajDataset.dset_name."
+                "a folder that has enough: DiskTrajDataset.dset_root, DiskTrajDataset.dset_name."
             )
         if "collect/return" in self.epoch_figures:
             return (
@@ -960,7 +961,9 @@ class Experiment(Settings):
         if (chosen := epoch) is None:
             chosen, problems = from_main(self.checkpoints.newest_intact_epoch, self.accelerator)
             if problems and self.ctx.is_main:
-                logger.warning("%s. Continuing from that of epoch %d instead.", "; ".join(problems), chosen)
+                logger.warning(
+                    "%s. Continuing from the checkpoint of epoch %d instead.", "; ".join(problems), chosen
+                )
         path = self.checkpoints.state_dir(chosen)
         self.load_checkpoint_from_path(
             path if resume_training_state else path / "model.safetensors", resume_training_state
@@ -1059,7 +1062,7 @@ class Experiment(Settings):
                 part.load_state_dict(states[name])
         if self.seed is not None and self.seed != self.run_seed:
             logger.warning(
-                "The checkpoint belongs to seed %d; Experiment.seed = %d is set aside.",
+                "The checkpoint belongs to seed %d; Experiment.seed = %d is ignored.",
                 self.run_seed,
                 self.seed,
             )
@@ -1090,7 +1093,7 @@ class Experiment(Settings):
             return collector.load_state_dict(state.own["collector"], seed=seed)
         return collector.take_over(
             [own["collector"] for own in state.inherited or [state.own]],
-            f"it was saved by {before} process(es), this run has {now}",
+            f"it was saved by {before} process(es), but this run has {now}",
             "number of processes",
             stores_pieces=bool(state.inherited),
         )
@@ -1288,10 +1291,11 @@ class Experiment(Settings):
         info = self.read_latest_policy()
         if info is None and self.epoch == 0:
             logger.warning(
-                "There is no published policy in %s yet; acting with new weights.", self.checkpoints.root
+                "There is no published policy in %s yet; acting with untrained weights.",
+                self.checkpoints.root,
             )
         if info is not None and info.is_final and before is None:
-            logger.warning("The learner of this run has finished before; collecting with its final policy.")
+            logger.warning("The learner of this run had already finished; collecting with its final policy.")
         # Only a learner that was at work meanwhile ends this process too.
         is_news = info is not None and info.is_final and before is not None and before != info
         return self.ctx.any(is_news and self.ctx.role.is_actor)
@@ -1315,7 +1319,10 @@ class Experiment(Settings):
             return False
         if score < self.stop_at_val_return:
             return False
-        self.ctx.console.say(f"Mean return {score:.3f} reaches {self.stop_at_val_return}: training stops.")
+        self.ctx.console.say(
+            f"Mean return {score:.3f} has reached Experiment.stop_at_val_return = "
+            f"{self.stop_at_val_return}: training stops."
+        )
         return True
 
     def _has_spent_env_steps(self) -> bool:
@@ -1324,7 +1331,9 @@ class Experiment(Settings):
             return False
         taken = from_main(self.pace.count_env_steps, self.accelerator)
         if taken >= limit:
-            self.ctx.console.say(f"{taken:,} env steps reach Experiment.max_env_steps: training stops.")
+            self.ctx.console.say(
+                f"{taken:,} env steps have reached Experiment.max_env_steps: training stops."
+            )
         return taken >= limit
 
     def _refresh_dataset(self) -> None:
@@ -1473,7 +1482,7 @@ class Experiment(Settings):
         repeats = isinstance(error, ValueError | TypeError | FloatingPointError)
         go_on = _HOW_TO_RESUME_CORRECTED if repeats else _HOW_TO_RESUME
         if self.accelerator.num_processes > 1:  # the other processes can no longer be asked for their part
-            problem = "several processes train, and not all are left"
+            problem = "several processes train, and not all of them are still running"
         elif not self.learner.is_sound():
             problem = "the weights are not finite"
         else:
@@ -1487,7 +1496,7 @@ class Experiment(Settings):
             if epochs
             else "No checkpoint has been written yet."
         )
-        return f"it could not be saved ({problem}). {newest}"
+        return f"its state could not be saved ({problem}). {newest}"
 
     @contextlib.contextmanager
     def _curves_at_the_end(self) -> Iterator[None]:

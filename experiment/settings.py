@@ -90,18 +90,18 @@ class Settings:
     dataset: RLDataset = field(metadata=about("where trajectories are kept; by default in the run folder"))
     tstep_encoder_type: Callable[..., TstepEncoder] | None = setting(
         None,
-        "a type; its keywords are set in gin. None takes FFTstepEncoder for numbers, else DictTstepEncoder",
+        "a type; its keywords are set in gin. None selects FFTstepEncoder for numbers, else DictTstepEncoder",
     )
     traj_encoder_type: Callable[..., TrajEncoder] = field(
-        metadata=about("a type, which must be named; its keywords are set in gin")
+        metadata=about("a type (required); its keywords are set in gin")
     )
     agent_type: Callable[..., BaseAgent] = field(
-        metadata=about("a type, which must be named; its keywords are set in gin")
+        metadata=about("a type (required); its keywords are set in gin")
     )
     val_timesteps_per_epoch: int = field(
         metadata=about(
-            "an evaluation counts every episode that begins within so many env steps of its actor, and plays "
-            "each to its end (but for ten times as many steps, and 1,000 more, at most); 0 never evaluates",
+            "env steps per actor in an evaluation. Every episode that begins within them counts and is "
+            "played to its end, for at most ten times as many steps plus 1,000; 0 disables evaluation",
             lowest=0,
             tiny_most=FEW_STEPS,
         )
@@ -121,12 +121,12 @@ class Settings:
         None, "start method of the environments' processes", in_hash=False
     )
     exploration_wrapper_type: Callable[..., ExplorationWrapper] | None = setting(
-        EpsilonGreedy, "noise on training actions; None for none", on_policy=False
+        EpsilonGreedy, "noise on training actions; None disables it", on_policy=False
     )
     sample_actions: bool = setting(True, "draw actions in training; otherwise the most likely one is taken")
     sample_actions_val: bool = setting(True, "draw actions in evaluation too")
     force_reset_train_envs_every: int | None = setting(
-        None, "period in epochs of a reset of all training environments", lowest=1, tiny=None
+        None, "epochs between resets of all training environments", lowest=1, tiny=None
     )
 
     # ---- logs ----
@@ -134,13 +134,13 @@ class Settings:
     log_to_wandb: bool = setting(False, "log to Weights & Biases too", tried=False, in_hash=False)
     wandb_project: str | None = field(
         default_factory=lambda: os.environ.get("WANDB_PROJECT"),
-        metadata=about("project there; by default the variable WANDB_PROJECT", in_hash=False),
+        metadata=about("W&B project; by default the environment variable WANDB_PROJECT", in_hash=False),
     )
     wandb_entity: str | None = field(
         default_factory=lambda: os.environ.get("WANDB_ENTITY"),
-        metadata=about("entity there; by default the variable WANDB_ENTITY", in_hash=False),
+        metadata=about("W&B entity; by default the environment variable WANDB_ENTITY", in_hash=False),
     )
-    wandb_group_name: str | None = setting(None, "group there; None for no group", in_hash=False)
+    wandb_group_name: str | None = setting(None, "W&B group; None for no group", in_hash=False)
     verbose: bool = setting(True, "show progress, and draw the learning curves at the end", in_hash=False)
     log_interval: int = setting(
         300, "batches between records of training metrics", lowest=1, tiny=1, in_hash=False, on_policy=False
@@ -156,7 +156,7 @@ class Settings:
     )
     padded_sampling: str = setting(
         "none",
-        'where windows may hang over ends of a trajectory; "shifted": those of "both", moved inside',
+        'ends of a trajectory over which windows may extend; "shifted": as "both", then moved inside',
         choices=PADDED_SAMPLING_MODES,
         on_policy=False,
     )
@@ -173,13 +173,13 @@ class Settings:
         1000, "env steps per actor; 0 collects nothing", lowest=0, tiny_most=FEW_STEPS
     )
     train_batches_per_epoch: int = setting(
-        1000, "batches per process of off-policy agents", lowest=0, on_policy=False
+        1000, "batches per epoch and process, for off-policy agents", lowest=0, on_policy=False
     )
     val_interval: int | None = setting(20, "epochs between evaluations; None for never", lowest=1, tiny=1)
     ckpt_interval: int | None = setting(
         50,
-        "epochs between checkpoints; None for none besides those of CheckpointManager.every_minutes and the "
-        "last one",
+        "epochs between checkpoints; None saves only those of CheckpointManager.every_minutes and the last "
+        "one",
         lowest=1,
         tiny=1,
     )
@@ -190,8 +190,7 @@ class Settings:
 
     batch_size: int | Literal["auto"] = setting(
         24,
-        'sequences per batch and process; "auto" takes as many as make about 1,500 timesteps if all are '
-        "full, 4 to 24",
+        'sequences per batch and process; "auto" takes 4 to 24, for about 1,500 timesteps if all are full',
         choices=("auto",),
         lowest=1,
         on_policy=False,
@@ -228,8 +227,8 @@ class Settings:
     )
     max_env_steps: int | None = setting(
         None,
-        "end training after the epoch in which all collecting processes of the run together have taken so "
-        "many env steps; None for no limit. Schedules still follow Experiment.epochs",
+        "end training after the epoch in which all collecting processes of the run together have taken "
+        "this many env steps; None for no limit. Schedules still follow Experiment.epochs",
         lowest=1,
         tiny=None,
     )
@@ -247,12 +246,14 @@ class Settings:
         False, "compile the policy for acting with torch.compile (slow to start, for GPUs)", in_hash=False
     )
     restore_from: str | None = setting(
-        None, "what a new run begins from: an artifact (`latest`, `other-run:best`) or a path", tried=None
+        None,
+        "source that a new run begins from: an artifact (`latest`, `other-run:best`) or a path",
+        tried=None,
     )
     packed_batches: bool = setting(
         False,
-        "put short windows behind each other in one row instead of padding each; the losses are the same. "
-        "It saves what padding costs without sorting windows by length",
+        "put short windows one after another in one row instead of padding each; the losses are the same. "
+        "This saves the cost of padding without sorting windows by length",
         on_policy=False,
     )
     replay_ratio: float | None = setting(
@@ -274,14 +275,15 @@ class Settings:
         metadata=about("weights of the auxiliary losses of an agent (`LossTerms.extra`), by name"),
     )
     on_policy_learner_type: Callable[..., PPOLearner] = setting(
-        PPOLearner, "what trains an on-policy agent; its keywords are set in gin"
+        PPOLearner, "trainer of an on-policy agent; its keywords are set in gin"
     )
     callbacks: Sequence[Callable[[], Callback]] = setting(
         (),
-        "what makes each Callback: hooks of your own at the points of a run, or ParamFreezer, Pretraining, "
-        "EpisodeLengthCurriculum. WallClockLimit, FinalTest and ProfileEpoch are always there",
+        "classes or functions that create Callbacks: hooks of your own at the points of a run, or "
+        "ParamFreezer, Pretraining, EpisodeLengthCurriculum. WallClockLimit, FinalTest and ProfileEpoch "
+        "are always there",
     )
-    test_run: bool = setting(False, "try one of everything in seconds, in the run folder `<run_name>-test`")
+    test_run: bool = setting(False, "try every part once, in seconds, in the run folder `<run_name>-test`")
 
     @property
     def sequences_per_batch(self) -> int:
@@ -340,17 +342,18 @@ def check_for_on_policy(settings: Settings, agent: str) -> None:
     """
     num_steps, first = settings.train_timesteps_per_epoch, settings.start_collecting_at_epoch
     needs = [
-        ("mode", settings.mode == "both", "'both': its data are of the newest policy alone"),
-        ("sample_actions", settings.sample_actions, "True: it learns by chance"),
-        ("replay_ratio", settings.replay_ratio is None, "None: it replays nothing"),
+        ("mode", settings.mode == "both", "'both', because its data come from the newest policy only"),
+        ("sample_actions", settings.sample_actions, "True, because it learns from sampled actions"),
+        ("replay_ratio", settings.replay_ratio is None, "None, because it replays nothing"),
         ("train_timesteps_per_epoch", num_steps > 0, "the length of a rollout, such as 128"),
-        ("start_collecting_at_epoch", first == 0, "0: it trains on the rollout of each epoch"),
+        ("start_collecting_at_epoch", first == 0, "0, because it trains on the rollout of each epoch"),
     ]
     for name, is_fine, expected in needs:
         if not is_fine:
             raise ValueError(
                 f"Experiment.{name} is {getattr(settings, name)!r}, but the on-policy agent {agent} needs "
-                f"{expected}. Fix: set Experiment.{name} so, or use an off-policy agent such as Agent."
+                f"{expected}. Fix: set Experiment.{name} accordingly, or use an off-policy agent such as "
+                "Agent."
             )
     defaults = {one.name: one.default for one in fields(Settings)}
     # An on-policy agent behaves as with None anyway. A test run has set most of these settings itself.
@@ -359,8 +362,8 @@ def check_for_on_policy(settings: Settings, agent: str) -> None:
     ]
     if unread and not settings.test_run:
         logger.warning(
-            "Settings of Experiment that have no meaning for the on-policy agent %s, which trains on "
-            "each rollout as PPOLearner says: %s.",
+            "These settings of Experiment have no effect for the on-policy agent %s, which trains on each "
+            "rollout with the settings of PPOLearner: %s.",
             agent,
             ", ".join(sorted(unread)),
         )

@@ -81,7 +81,7 @@ def gin_for(env: str, agent: str | None = None, encoder: str | None = None) -> G
 _PPO_LINES = (
     "Experiment.epochs = 977                  # a million env steps",
     "Experiment.val_interval = 20",
-    "Experiment.val_timesteps_per_epoch = 1_000   # per actor, and more than an episode has",
+    "Experiment.val_timesteps_per_epoch = 1_000   # per actor, and longer than an episode",
     "PPOLearner.update_epochs = 4",
     "PPOLearner.minibatches = 4",
 )
@@ -110,7 +110,7 @@ def problem_with_id(env: str) -> str | None:
     if module:
         return None
     if find_preset(env) is not None:
-        return f"--env {env!r} is a preset, not an environment. Fix: loxodon run {env}."
+        return f"--env {env!r} is a preset, not an environment. Fix: write loxodon run {env}."
     import gymnasium
 
     if name in gymnasium.registry:

@@ -37,8 +37,8 @@ class PolicyDistribution(ABC):
         Raises: ValueError for a continuous distribution.
         """
         raise ValueError(
-            f"{type(self).__name__} cannot rule out single actions, only discrete policies can. "
-            "Fix: leave action_mask_key out for Box action spaces."
+            f"{type(self).__name__} cannot mask single actions; only discrete policies can. Fix: remove "
+            "action_mask_key for Box action spaces."
         )
 
     @staticmethod
@@ -268,7 +268,8 @@ class MultiCategoricalType:
     def __init__(self, nvec: Sequence[int], *, temperature: float = 1.0) -> None:
         if not temperature > 0:
             raise ValueError(
-                f"MultiCategoricalType.temperature is {temperature}, but must be above 0. Fix: 1.0 is usual."
+                f"MultiCategoricalType.temperature is {temperature}, but must be above 0. Fix: bind "
+                "MultiCategoricalType.temperature, usually to 1.0."
             )
         self.nvec, self.temperature, self.is_discrete = tuple(nvec), temperature, True
 

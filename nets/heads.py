@@ -319,7 +319,7 @@ class DuelingCriticEnsemble(CriticEnsemble):
         )
         if not is_discrete:
             raise ValueError(
-                "DuelingCriticEnsemble needs an output per action, so a Discrete action space. "
+                "DuelingCriticEnsemble has one output per action, so it needs a Discrete action space. "
                 "Fix: bind CriticEnsemble instead."
             )
         self.out = EnsembleLinear(num_critics, self.d_hidden, num_discounts * (1 + action_dim), self.out_gain)

@@ -89,8 +89,9 @@ class HybridTrajEncoder(TrunkTrajEncoder):
         for name in [*(name for name in mixers if isinstance(name, str)), *given]:
             if name not in MIXERS and name != "attention":
                 raise ValueError(
-                    f"HybridTrajEncoder has no mixer {name!r}; it has {['attention', *sorted(MIXERS)]}. "
-                    "Fix: name one of these in HybridTrajEncoder.mixers and mixer_settings."
+                    f"HybridTrajEncoder has no mixer {name!r}; allowed are "
+                    f"{['attention', *sorted(MIXERS)]}. Fix: name one of these in HybridTrajEncoder.mixers "
+                    "and mixer_settings."
                 )
         settings = BlockSettings(
             d_model, d_ff, dropout_ff, activation, norm, glu, normformer_norms, gating, sigma_reparam

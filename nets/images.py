@@ -152,7 +152,7 @@ def _has_channels_first(key: str, space: spaces.Box, channels_first: bool | None
         channels_first = shape[0] < shape[2]
     channels, height, width = shape if channels_first else (shape[2], *shape[:2])
     say_once(
-        f"Observation {key!r} {shape} is read as {height} x {width} with {channels} channels, which are its "
+        f"Observation {key!r} {shape} is read as {height} x {width} with {channels} channels on its "
         f"{'first' if channels_first else 'last'} axis."
     )
     return channels_first
@@ -194,8 +194,8 @@ class _Picture(nn.Module):
         shape = tuple(map(int, space.shape))
         if len(shape) not in (_PICTURE_AXES - 1, _PICTURE_AXES):
             raise ValueError(
-                f"Observation {key!r} has the space {space}, but a picture has two or three axes. Fix: leave "
-                f"it out with {owner}.specify_obs_keys, or use DictTstepEncoder."
+                f"Observation {key!r} has the space {space}, but an image must have two or three axes. "
+                f"Fix: exclude it with {owner}.specify_obs_keys, or use DictTstepEncoder."
             )
         self.has_channels = len(shape) == _PICTURE_AXES
         self.channels_first = self.has_channels and _has_channels_first(key, space, channels_first, owner)
@@ -264,8 +264,9 @@ class MapEmb(_Picture):
         super().__init__(key, space, depth=d_embedding, **settings)
         if not holds_ids(space):
             raise ValueError(
-                f"Observation {key!r} has the space {space}, but a map has at most {_MAX_IDS:,} different "
-                "whole numbers. Fix: use CNNTstepEncoder or DictTstepEncoder, or narrow its bounds."
+                f"Observation {key!r} has the space {space}, but a map may hold at most {_MAX_IDS:,} "
+                "different whole numbers. Fix: use CNNTstepEncoder or DictTstepEncoder, or narrow its "
+                "bounds."
             )
         self.low = int(space.low.min())
         self.num_ids = int(space.high.max()) - self.low + 1

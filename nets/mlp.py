@@ -49,7 +49,8 @@ def activation_fn(name: str, overwrites: bool = False) -> Callable[[Tensor], Ten
     """
     if name not in ACTIVATIONS:
         raise ValueError(
-            f"activation is {name!r}, allowed are {sorted(ACTIVATIONS)}. Fix: bind one of these names."
+            f"activation is {name!r}; allowed are {sorted(ACTIVATIONS)}. Fix: bind activation to one of "
+            "these."
         )
     return _OVERWRITING.get(name, ACTIVATIONS[name]) if overwrites else ACTIVATIONS[name]
 
@@ -86,7 +87,9 @@ def norm_layer(name: str | None, width: int) -> nn.Module:
         return nn.LayerNorm(width)
     if name == "rmsnorm":
         return RMSNorm(width)
-    raise ValueError(f"norm is {name!r}, allowed are 'layer', 'rmsnorm', None. Fix: bind one of these.")
+    raise ValueError(
+        f"norm is {name!r}; allowed are 'layer', 'rmsnorm' and None. Fix: bind norm to one of these."
+    )
 
 
 def orthogonal_init(module: nn.Module, gain: float) -> None:
@@ -109,7 +112,9 @@ def initialize(module: nn.Module, init: str) -> None:
     if init == "orthogonal":
         orthogonal_init(module, gain=ORTHOGONAL_GAIN)
     elif init != "default":
-        raise ValueError(f"init is {init!r}, allowed are 'default', 'orthogonal'. Fix: bind one of these.")
+        raise ValueError(
+            f"init is {init!r}; allowed are 'default' and 'orthogonal'. Fix: bind init to one of these."
+        )
 
 
 class MLP(nn.Module):

@@ -105,8 +105,8 @@ class RunningNorm(RunningStatistics):
         if not (min_std > 0 and clip > 0 and 0 < end <= window):
             raise ValueError(
                 f"{type(self).__name__} has window={window}, clip={clip}, min_std={min_std} and "
-                f"stop_after={stop_after}; allowed are numbers above 0, and for stop_after None or at most "
-                "the window. Fix: bind such values."
+                f"stop_after={stop_after}; all must be above 0, and stop_after must be None or at most "
+                "window. Fix: bind values in these ranges."
             )
         self.window, self.clip, self.min_std, self.stop_after = window, clip, min_std, stop_after
         self.register_buffer("mean", torch.zeros(width))

@@ -202,14 +202,15 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         if pos_emb not in POSITIONS:
             allowed = ", ".join(map(repr, POSITIONS))
             raise ValueError(
-                f"pos_emb is {pos_emb!r}, allowed are {allowed}; positions in queries and keys are kinds of "
-                "heads. Fix: bind one of these, or None and TransformerTrajEncoder.heads = 'rotary' or one "
-                "kind per head, e.g. ('fixed', 'rotary', 'rotary', 'content') for four."
+                f"pos_emb is {pos_emb!r}; allowed are {allowed}. Positions in queries and keys, such as "
+                "'rotary', are kinds of heads. Fix: bind one of these, or set TransformerTrajEncoder.heads "
+                "= 'rotary' or to one kind per head, e.g. ('fixed', 'rotary', 'rotary', 'content') for "
+                "four."
             )
         kinds = Heads.named(heads, n_heads, setting="TransformerTrajEncoder.heads")
         if isinstance(attention_type, str) and attention_type not in ATTENTIONS:
             raise ValueError(
-                f"attention_type is {attention_type!r}, allowed are {sorted(ATTENTIONS)} and functions. "
+                f"attention_type is {attention_type!r}; allowed are {sorted(ATTENTIONS)} and functions. "
                 "Fix: bind one of these."
             )
         longest = max_seq_len + 1  # timesteps of a training sequence, so that training needs no mask
@@ -217,8 +218,8 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
             len(windows) == n_layers and all(1 <= window <= longest for window in windows)
         ):
             raise ValueError(
-                f"windows is {list(windows)}, but must be {n_layers} numbers from 1 to {longest}, one "
-                f"per layer. Fix: bind, say, TransformerTrajEncoder.windows = {[longest] * n_layers}."
+                f"windows is {list(windows)}, but must hold {n_layers} numbers from 1 to {longest}, one per "
+                f"layer. Fix: bind, say, TransformerTrajEncoder.windows = {[longest] * n_layers}."
             )
         furthest = longest if windows is None else max(windows)
         settings = BlockSettings(
@@ -278,6 +279,6 @@ def require_even_heads(owner: str, d_model: int, n_heads: int) -> None:
     """Check that heads have an even width. Raises: ValueError if not."""
     if d_model % n_heads or (d_model // n_heads) % 2:
         raise ValueError(
-            f"d_model {d_model} and n_heads {n_heads} give no even width per head. "
-            f"Fix: choose {owner}.d_model as a multiple of 2 * n_heads."
+            f"d_model is {d_model} and n_heads is {n_heads}, but d_model must be a multiple of 2 * n_heads. "
+            f"Fix: bind {owner}.d_model to such a number."
         )

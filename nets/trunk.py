@@ -95,7 +95,9 @@ class BlockSettings:
 
     def __post_init__(self) -> None:
         if self.gating not in (None, "gru"):
-            raise ValueError(f"gating is {self.gating!r}, allowed are 'gru', None. Fix: bind one of these.")
+            raise ValueError(
+                f"gating is {self.gating!r}; allowed are 'gru' and None. Fix: bind gating to one of these."
+            )
 
 
 class ResidualBlock(nn.Module, ABC):
@@ -416,7 +418,7 @@ def build_mixer(
     allowed = list(inspect.signature(mixer_type).parameters)[2:]
     if unknown := sorted(settings.keys() - set(allowed)):
         raise TypeError(
-            f"{owner} has no setting {unknown}; besides those of MixerTrajEncoder it has {allowed}. "
+            f"{owner} has no setting {unknown}; its settings are those of MixerTrajEncoder and {allowed}. "
             "Fix: bind one of these."
         )
     return mixer_type(d_model, max_seq_len, **settings)

@@ -359,7 +359,7 @@ class DictTstepEncoder(_MLPTstepEncoder):
 
         keys = _chosen_keys("DictTstepEncoder", obs_space, specify_obs_keys)
         kinds = _chosen_kinds({key: obs_space[key] for key in keys}, obs_kinds or {})
-        say_once(f"Observations as DictTstepEncoder sees them (obs_kinds sets others): {kinds}.")
+        say_once(f"Kinds of observations for DictTstepEncoder (obs_kinds changes them): {kinds}.")
         super().__init__(
             obs_space,
             rl2_dim,
@@ -398,8 +398,9 @@ def _chosen_kinds(parts: Mapping[str, spaces.Space[Any]], given: Mapping[str, st
     for key, kind in given.items():
         if key not in parts or kind not in _FITS or not _FITS[kind](parts[key]):
             raise ValueError(
-                f"DictTstepEncoder.obs_kinds makes {key!r} of kind {kind!r}, but the observations are "
-                f"{dict(parts)} and the kinds {sorted(_FITS)}. Fix: name one of each that go together."
+                f"DictTstepEncoder.obs_kinds sets {key!r} to the kind {kind!r}, but the observations are "
+                f"{dict(parts)} and the kinds are {sorted(_FITS)}. Fix: name an observation and a kind that "
+                "fits it."
             )
     return {key: given.get(key, kind_of(space)) for key, space in parts.items()}
 
@@ -437,17 +438,17 @@ def _warn_of_flattened(owner: str, obs_space: spaces.Dict, keys: Iterable[str]) 
             continue
         shape = tuple(map(int, space.shape))
         if kind_of(space) != "flat":
-            fix = "leave out Experiment.tstep_encoder_type or set it to None, which takes convolutions"
+            fix = "remove Experiment.tstep_encoder_type or set it to None, which selects convolutions"
         elif _FITS["image"](space):
             fix = (
-                "if it is a picture, set Experiment.tstep_encoder_type = @DictTstepEncoder and "
+                "if it is an image, set Experiment.tstep_encoder_type = @DictTstepEncoder and "
                 f"DictTstepEncoder.obs_kinds = {{{key!r}: 'image'}}"
             )
         else:
-            fix = "if it contains several pictures, stack them along the axis of their channels"
+            fix = "if it contains several images, stack them along the channel axis"
         say_once(
-            f"{owner} flattens observation {key!r} of shape {shape} to {math.prod(shape):,} numbers, "
-            f"which is fine for a table but not for a picture. Fix: {fix}.",
+            f"{owner} flattens observation {key!r} of shape {shape} to {math.prod(shape):,} numbers, which "
+            f"suits a table but not an image. Fix: {fix}.",
             logging.WARNING,
         )
 
@@ -479,8 +480,9 @@ class _PictureTstepEncoder(TstepEncoder):
         others = [key for key in self.keys if not _FITS["image"](obs_space[key])]
         if others:
             raise ValueError(
-                f"{owner} embeds Boxes of two or three axes, but {others} of the observations {self.keys} "
-                f"are none. Fix: use DictTstepEncoder, or leave them out with {owner}.specify_obs_keys."
+                f"{owner} embeds Boxes with two or three axes, but {others} of the observations {self.keys} "
+                "are not such Boxes. Fix: use DictTstepEncoder, or exclude them with "
+                f"{owner}.specify_obs_keys."
             )
         self.pictures = nn.ModuleList(
             make(
@@ -560,8 +562,8 @@ class CNNTstepEncoder(_PictureTstepEncoder):
     ) -> None:
         if not 0.0 <= aug_pct_of_batch <= 1.0:
             raise ValueError(
-                f"CNNTstepEncoder.aug_pct_of_batch is {aug_pct_of_batch}, but must lie in [0, 1]. "
-                "Fix: e.g. bind it to 0.75."
+                f"CNNTstepEncoder.aug_pct_of_batch is {aug_pct_of_batch}, but must lie in [0, 1]. Fix: bind "
+                "it, e.g. to 0.75."
             )
         share = aug_pct_of_batch if drqv2_aug else 0.0
         super().__init__(
@@ -656,9 +658,9 @@ def _flat_width(owner: str, key: str, obs_space: spaces.Dict) -> int:
     others = [name for name, other in obs_space.spaces.items() if other.shape is not None]
     leave_out = f", or leave it out with {owner}.specify_obs_keys = {others}" if others else ""
     raise ValueError(
-        f"Observation {key!r} is a {type(space).__name__}, which becomes numbers by a vocabulary alone. Fix: "
-        "list its words in gym_env.vocabulary = ['go', 'left'] (an environment of your own class declares it "
-        f"as loxodon.envs.Tokens(['go', 'left'])){leave_out}."
+        f"Observation {key!r} is a {type(space).__name__}, which only a vocabulary can turn into numbers. "
+        "Fix: list its words in gym_env.vocabulary = ['go', 'left'] (an environment of your own class "
+        f"declares it as loxodon.envs.Tokens(['go', 'left'])){leave_out}."
     )
 
 

@@ -67,7 +67,8 @@ class ValueBins(nn.Module):
         if not (num_bins >= 2 and low < high and unit > 0 and sigma > 0):  # noqa: PLR2004 - a range
             raise ValueError(
                 f"ValueBins has num_bins={num_bins}, low={low}, high={high}, unit={unit} and sigma={sigma}, "
-                "but needs two bins or more, low below high, and the others above 0. Fix: bind such values."
+                "but needs at least two bins, low below high, and unit and sigma above 0. Fix: bind values "
+                "in these ranges."
             )
         self.num_bins, self.is_symlog, self.unit = num_bins, spacing == "symlog", unit
         self.labels, self.sigma, self.is_mean_of_values = labels, sigma, mean_of == "values"

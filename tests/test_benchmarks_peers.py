@@ -115,7 +115,7 @@ def test_runs_evaluated_at_other_steps_are_not_compared(bench: ModuleType) -> No
     settings = replace(bench.CASES["cartpole"].settings, updates=2, evaluate_every=1)
     curve = [{"env_steps": 1000, "seconds": 1.0, "return": 1.0}]
     with pytest.raises(
-        RuntimeError, match=r"after \[1000\] env steps, but must be after \[1024, 2048\].*Fix:"
+        RuntimeError, match=r"after \[1000\] env steps, but must be evaluated after \[1024, 2048\].*Fix:"
     ):
         bench.with_rate(settings, curve)
 

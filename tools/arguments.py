@@ -41,12 +41,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print an error with its fix, and end the process."""
-        hint = f"Fix: {self.prog} --help lists the options."
+        hint = f"Fix: see {self.prog} --help for the options."
         if message.startswith("unrecognized arguments: "):
             options = [option for action in self._actions for option in action.option_strings]
             if self.takes_settings:
-                settings = "settings look like Experiment.epochs=5 (Name.param=value)"
-                hint = f"Fix: {settings}; --help lists the options."
+                settings = "write settings as Experiment.epochs=5 (Name.param=value)"
+                hint = f"Fix: {settings}, or see --help for the options."
             hint = f"{did_you_mean(message.split()[2].partition('=')[0], options)} {hint}".lstrip()
         self.stop(f"command line: {message}" if "Fix:" in message else f"command line: {message}. {hint}")
 
@@ -110,12 +110,12 @@ def _seed_problem(words: Sequence[str]) -> str | None:
     ]
     if len(found) < 2:  # noqa: PLR2004 - the second one
         return None
-    return f"the seed is set by both {found[0]} and {found[1]}. Fix: leave one of the two out."
+    return f"the seed is set by both {found[0]} and {found[1]}. Fix: remove one of the two."
 
 
 def _not_a_config(name: str) -> str:
     if re.fullmatch(r"(\w+/)*[A-Z]\w*\.[a-z_]\w*", name) and not name.endswith(".gin"):
-        return f"a setting has a value. Fix: write {name}=value, without spaces."
+        return f"a setting needs a value. Fix: write {name}=value, without spaces."
     advice = "give the path of a .gin file, the name of a preset, or a setting Name.param=value"
     return f"{no_such_config(name)} Fix: {advice}."
 
@@ -127,7 +127,9 @@ def parse_seeds(text: str) -> list[int]:
     else:
         seeds = [int(one) for one in text.split(",")] if re.fullmatch(r"\d+(,\d+)*", text) else []
     if not seeds:
-        raise argparse.ArgumentTypeError(f"{text!r} names no seeds. Fix: e.g. --seeds 0:5, or --seeds 1,4,7")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of seeds. Fix: write --seeds 0:5 or --seeds 1,4,7, for example."
+        )
     return list(dict.fromkeys(seeds))
 
 
@@ -136,8 +138,9 @@ def _run_parser(prog: str) -> Parser:
     parser = Parser(
         prog=prog,
         usage=f"{prog} [CONFIG ...] [Name.param=value ...] [options]",
-        description="Train: a preset or .gin file and settings on top, or any environment with --env.",
-        epilog=f"Presets: {', '.join(runnable)}. Parts to put on top of one: "
+        description="Train an agent from a preset or .gin file with settings on top, or in any "
+        "environment with --env.",
+        epilog=f"Presets: {', '.join(runnable)}. Partial presets to put on top of one: "
         f"{', '.join(name for name in preset_names() if name not in runnable)}.",
         allow_abbrev=False,
     )
@@ -147,33 +150,58 @@ def _run_parser(prog: str) -> Parser:
         "words",
         nargs="*",
         metavar="CONFIG or Name.param=value",
-        help="presets, .gin files, and gin bindings on top",
+        help="presets or .gin files, and settings that override them",
     )
-    add("--config", action="append", default=[], metavar="FILE", help="a .gin file or preset; repeatable")
-    env = "start without a gin file: a gymnasium id, module:id, or module:Class"
+    add("--config", action="append", default=[], metavar="FILE", help="a preset or .gin file; repeatable")
+    env = "train in this environment, without a gin file: a gymnasium id, module:id, or module:Class"
     add("--env", metavar="ID", help=env)
-    add("--agent", metavar="NAME", help=f"of --env: {', '.join(AGENTS)}; {DEFAULT_AGENT} by default")
-    encoders = f"of --env: {', '.join(encoder_names())}; {DEFAULT_ENCODER} by default"
+    add("--agent", metavar="NAME", help=f"agent for --env: {', '.join(AGENTS)} (default: {DEFAULT_AGENT})")
+    encoders = f"trajectory encoder for --env: {', '.join(encoder_names())} (default: {DEFAULT_ENCODER})"
     add("--encoder", metavar="NAME", help=encoders)
-    save = "write a gin file that runs the same, then continue"
+    save = "write a gin file that starts the same run, then continue"
     add("--save-config", metavar="FILE", type=Path, help=save)
-    add("--mode", choices=("both", "learn", "collect"), help="collect and learn here, or only one of these")
-    add("--actors", metavar="N", type=int, help="learn here, and keep N collecting processes running")
-    add("--device", choices=DEVICES, help="where the agent is; default: a GPU if there is one")
-    add("--actor-device", choices=DEVICES, default="cpu", help="where actors of --actors act (default: cpu)")
-    add("--run-name", metavar="NAME", help="sets Experiment.run_name")
-    add("--seed", metavar="N", type=int, help="sets Experiment.seed")
-    add("--seeds", metavar="0:5", type=parse_seeds, help="a run per seed, called <run_name>-seed<k>")
-    add("--jobs", metavar="N", type=int, default=1, help="how many of them run at a time, a thread each")
-    through = "words before the command of each of them, e.g. 'srun --cpus-per-task=2'"
+    add(
+        "--mode",
+        choices=("both", "learn", "collect"),
+        help="collect and learn in this process, or do only one of them",
+    )
+    add(
+        "--actors",
+        metavar="N",
+        type=int,
+        help="learn in this process, and keep N collecting processes running",
+    )
+    add("--device", choices=DEVICES, help="device of the agent (default: a GPU if there is one)")
+    add(
+        "--actor-device",
+        choices=DEVICES,
+        default="cpu",
+        help="device of the processes of --actors (default: cpu)",
+    )
+    add("--run-name", metavar="NAME", help="set Experiment.run_name")
+    add("--seed", metavar="N", type=int, help="set Experiment.seed")
+    add("--seeds", metavar="0:5", type=parse_seeds, help="start one run per seed, named <run_name>-seed<k>")
+    add(
+        "--jobs",
+        metavar="N",
+        type=int,
+        default=1,
+        help="number of runs of --seeds at a time, with one thread each (default: 1)",
+    )
+    through = "command that starts each run of --seeds, e.g. 'srun --cpus-per-task=2'"
     add("--through", metavar="WORDS", type=shlex.split, default=[], help=through)
     add("--resume", action="store_true", help="continue from the newest complete checkpoint of this run")
     add("--test-run", action="store_true", help="collect, train, evaluate and save once, in seconds")
-    add("--check", action="store_true", help="validate, build, try one batch of everything, train nothing")
+    add(
+        "--check",
+        action="store_true",
+        help="check the config, build everything and try one batch, without training",
+    )
     add(
         "--print-config",
         action="store_true",
-        help="print the resolved config with the origin of each value; for a file to run, use --save-config",
+        help="print the resolved config with the origin of each value (--save-config writes a file that can "
+        "be run)",
     )
     return parser
 
@@ -185,19 +213,22 @@ def _check_start(parser: Parser, args: argparse.Namespace) -> None:
             if getattr(args, name) is not None:
                 file = f"{name}s/{getattr(args, name)}"
                 advice = (
-                    f"put {file} on top of a preset" if find_preset(file) else "add e.g. --env CartPole-v1"
+                    f"write {file} after a preset"
+                    if find_preset(file)
+                    else "add --env CartPole-v1, for example"
                 )
                 parser.error(f"--{name} needs --env. Fix: {advice}.")
         if not args.configs:
             names = ", ".join(runnable_names())
             parser.error(
-                f"no --config is given. Fix: e.g. {parser.prog} tmaze, or --env CartPole-v1. Presets: {names}"
+                f"no preset, .gin file or --env is given. Fix: write {parser.prog} tmaze or {parser.prog} "
+                f"--env CartPole-v1, for example. Presets: {names}"
             )
         return
     if args.configs:
         parser.error(
-            f"--env begins from general settings, so it does not go with {args.configs[0]!r}. Fix: leave one "
-            "of the two out; --save-config FILE writes what --env stands for."
+            f"--env begins from general settings, so it cannot be combined with {args.configs[0]!r}. "
+            "Fix: remove one of the two; --save-config FILE writes the settings of --env to a file."
         )
     agent, encoder = args.agent or DEFAULT_AGENT, args.encoder or DEFAULT_ENCODER
     for option, name, known in (("--agent", agent, list(AGENTS)), ("--encoder", encoder, encoder_names())):
@@ -211,21 +242,28 @@ def _check_start(parser: Parser, args: argparse.Namespace) -> None:
 
 def _check_combinations(parser: Parser, args: argparse.Namespace) -> None:
     if args.seeds is not None and args.test_run:
-        parser.error("--seeds does not go with --test-run. Fix: leave one of the two out.")
+        parser.error("--seeds cannot be combined with --test-run. Fix: remove one of the two.")
     if args.through and shutil.which(args.through[0]) is None:
-        parser.error(f"--through begins with {args.through[0]}, which is not a program here. Fix: e.g. srun.")
+        parser.error(
+            f"--through begins with {args.through[0]}, but there is no such program on this machine. "
+            "Fix: name one that exists, such as srun."
+        )
     if args.jobs < 1:
-        parser.error(f"--jobs is {args.jobs}, but must be at least 1. Fix: e.g. --jobs 2.")
+        parser.error(f"--jobs is {args.jobs}, but must be at least 1. Fix: write --jobs 2, for example.")
     if args.seeds is None and args.jobs > 1:
-        parser.error("--jobs is for runs of --seeds. Fix: add e.g. --seeds 0:5, or leave out --jobs.")
+        parser.error("--jobs needs --seeds. Fix: add --seeds 0:5, for example, or remove --jobs.")
     if args.actors is not None and args.test_run:
-        parser.error("--test-run is one process, without --actors. Fix: leave one of the two out.")
+        parser.error(
+            "--test-run uses one process, so it cannot be combined with --actors. Fix: remove one of the two."
+        )
     if args.actors is not None and args.actors < 1:
-        parser.error(f"--actors is {args.actors}, but must be at least 1. Fix: e.g. --actors 2.")
+        parser.error(
+            f"--actors is {args.actors}, but must be at least 1. Fix: write --actors 2, for example."
+        )
     if args.actors is not None and args.mode in ("both", "collect"):
         parser.error(
-            f"--actors makes this process the learner, so it does not go with --mode {args.mode}. "
-            "Fix: leave one of the two out."
+            f"--actors makes this process the learner, so it cannot be combined with --mode {args.mode}. "
+            "Fix: remove one of the two."
         )
 
 
@@ -236,13 +274,13 @@ def parse_status(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the options of `loxodon status`; ends the process if they are wrong."""
     parser = Parser(
         prog="loxodon status",
-        description="Who works on a run, how fast, and what there is of it.",
-        epilog="Exit status: 0 if a process is at work or the run has finished, 3 if it has stopped before "
-        "its end and no process is at work, 2 if the folder holds no run.",
+        description="Show the processes of a run, their speed, and what the run has collected and saved.",
+        epilog="Exit status: 0 if a process is running or the run has finished, 3 if the run stopped before "
+        "its end and no process is running, 2 if the folder holds no run.",
         allow_abbrev=False,
     )
-    parser.add_argument("run_dir", type=Path, help="<ckpt_base_dir>/<run_name>")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("run_dir", type=Path, help="folder of the run, <ckpt_base_dir>/<run_name>")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     args = parser.parse_args(words)
     _check_exists(args.run_dir)
     return args
@@ -267,33 +305,75 @@ def parse_evaluate(words: Sequence[str] | None = None) -> argparse.Namespace:
     """
     parser = Parser(
         prog="loxodon evaluate",
-        description="Play with a trained policy, in the environments the run was validated in. The run's "
-        "configuration is a program, so do this with runs that you trust; --env reads none of it.",
+        description="Evaluate a trained policy in the validation environments of its run. The "
+        "configuration of a run is a program, so evaluate only runs that you trust; with --env it is "
+        "not read.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder of a run, or a policy file")
-    add("--policy", metavar=_OF_POLICY, help="default: best if there is one, else latest")
-    add("--env", metavar="ID", help="play in this environment of gymnasium's instead")
+    add(
+        "--policy",
+        metavar=_OF_POLICY,
+        help="which policy of the run (default: best if there is one, else latest)",
+    )
+    add("--env", metavar="ID", help="evaluate in this gymnasium environment instead")
     add("--set", action="append", default=[], metavar="Name.param=value", help="change a setting; repeatable")
-    add("--episodes", type=int, default=100, metavar="N", help="in all environments together (100)")
-    parallel = f"environments (those of the run, or {PARALLEL_WITH_ENV} with --env)"
+    add(
+        "--episodes",
+        type=int,
+        default=100,
+        metavar="N",
+        help="number of episodes, over all environments (default: 100)",
+    )
+    parallel = (
+        f"number of parallel environments (default: that of the run, or {PARALLEL_WITH_ENV} with --env)"
+    )
     add("--parallel", type=int, metavar="N", help=parallel)
-    add("--seed", type=int, default=0, metavar="N", help="of episodes and sampled actions (0)")
-    add("--sampled", action="store_true", help="draw actions; otherwise the most likely one is taken")
-    context = "act on the last k timesteps alone"
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed of the environments and of sampled actions (default: 0)",
+    )
+    add("--sampled", action="store_true", help="sample actions instead of taking the most likely one")
+    context = "numbers of last timesteps to limit the policy's memory to, one evaluation each (default: full)"
     add("--context", type=_sizes, default=[None], metavar="1,16,full", help=context)
-    add("--video", type=Path, nargs="?", const=Path(), metavar="FOLDER", help="record episodes (RUN/videos)")
-    add("--json", "--output", dest="output", type=Path, metavar="FILE", help="default: in RUN/evaluations")
-    add("--device", default="cpu", help="where the policy acts (cpu)")
-    add("--trust", action="append", default=[], metavar="MODULE", help="see load_policy; repeatable")
+    add(
+        "--video",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        metavar="FOLDER",
+        help="record episodes as videos (default folder: RUN/videos)",
+    )
+    add(
+        "--json",
+        "--output",
+        dest="output",
+        type=Path,
+        metavar="FILE",
+        help="file for the results (default: a file in RUN/evaluations)",
+    )
+    add("--device", default="cpu", help="device of the policy (default: cpu)")
+    add(
+        "--trust",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="module that the policy file may import (see load_policy); repeatable",
+    )
     args = parser.parse_args(words)
     if args.env is not None and args.set:
-        parser.error("--set changes the run's environments, which --env replaces. Fix: leave one out.")
+        parser.error(
+            "--set changes the run's environments, which --env replaces. Fix: remove one of the two."
+        )
     for name in ("episodes", "parallel"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             parser.error(
-                f"--{name} is {getattr(args, name)}, but must be at least 1. Fix: e.g. --{name} 100."
+                f"--{name} is {getattr(args, name)}, but must be at least 1. Fix: write --{name} 100, for "
+                "example."
             )
     _check_exists(args.run)
     return args
@@ -312,17 +392,17 @@ def parse_export(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the options of `loxodon export`; ends the process if they are wrong."""
     parser = Parser(
         prog="loxodon export",
-        description="Write a policy of a run, its configuration and a model card into a folder.",
+        description="Write a policy of a run, its configuration and a model card to a folder.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder of a run")
-    replaced = "files of the same names are replaced"
+    replaced = "output folder; files of the same names are replaced"
     add("-o", "--output", type=Path, required=True, metavar="DIR", help=replaced)
     add("--policy", metavar=_OF_POLICY, help="default: best if there is one, else latest")
-    licence = "under which you share it, such as mit or cc-by-4.0"
+    licence = "licence of the exported policy, such as mit or cc-by-4.0 (default: unknown)"
     add("--license", default="unknown", metavar="ID", help=licence)
-    push = "upload the folder to this model repository of the Hugging Face Hub"
+    push = "upload the folder to this model repository on the Hugging Face Hub"
     add("--push", metavar="REPO_ID", help=push)
     args = parser.parse_args(words)
     _check_exists(args.run)
@@ -333,15 +413,31 @@ def parse_report(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the options of `loxodon report`; ends the process if they are wrong."""
     parser = Parser(
         prog="loxodon report",
-        description="Write one HTML page (and its figures as PNG files) about runs; it works offline.",
+        description="Write an HTML page about runs, with its figures as PNG files. The page works offline.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs, or of folders of runs")
-    add("-o", "--output", type=Path, default=Path("report"), metavar="DIR", help="default: report")
-    add("--metric", metavar="NAME", help="compare by its last value; default: val/return")
-    add("--minimize", action="store_true", help="less of it is better")
-    by_name = "runs whose names begin so are a group (repeatable); others are grouped by their settings"
+    add(
+        "runs",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
+        help="folders of runs, or folders that contain such folders",
+    )
+    add(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("report"),
+        metavar="DIR",
+        help="output folder (default: report)",
+    )
+    add("--metric", metavar="NAME", help="figure whose last value compares runs (default: val/return)")
+    add("--minimize", action="store_true", help="lower values of the figure are better")
+    by_name = (
+        "put runs whose names begin with PREFIX in one group (repeatable); other runs are grouped by their "
+        "settings"
+    )
     add("--group", action="append", default=[], metavar="PREFIX", help=by_name)
     return parser.parse_args(words)
 
@@ -358,25 +454,42 @@ def parse_sweep(
     """
     parser = Parser(
         prog="loxodon sweep",
-        description="Search for good settings with Optuna. Other arguments are those of loxodon run; what to "
-        "search is written Name.param=log(a,b), uniform(a,b), int(a,b) or choice(x,y,...), each in quotes.",
-        epilog="The same command continues a sweep that was interrupted, and adds trials if --trials is "
-        "larger.",
+        description="Search for good settings with Optuna. All other arguments are those of loxodon run. "
+        "A setting to search is written Name.param=log(a,b), uniform(a,b), int(a,b) or "
+        "choice(x,y,...), in quotes.",
+        epilog="The same command continues an interrupted sweep, and adds trials if --trials is larger.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--trials", type=int, required=True, metavar="N", help="runs in all")
-    add("--jobs", type=int, default=1, metavar="N", help="how many run at a time, a thread each")
-    add("--metric", default="val/return", metavar="NAME", help="its last value counts (default: val/return)")
+    add("--trials", type=int, required=True, metavar="N", help="total number of trials")
+    add(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of trials at a time, with one thread each (default: 1)",
+    )
+    add(
+        "--metric",
+        default="val/return",
+        metavar="NAME",
+        help="figure whose last value is optimised (default: val/return)",
+    )
     add("--direction", choices=("maximize", "minimize"), default="maximize")
-    by_median = "end a trial that is below the median of others at as many env steps, from so many on"
+    by_median = (
+        "end trials that are worse than the median of the others at the same number of env steps, from "
+        "ENV_STEPS on"
+    )
     add("--prune-after", type=int, default=0, metavar="ENV_STEPS", help=f"{by_median} (default: 0)")
-    add("-o", "--output", type=Path, metavar="DIR", help="folder of the sweep; default: sweeps/<run_name>")
+    add("-o", "--output", type=Path, metavar="DIR", help="folder of the sweep (default: sweeps/<run_name>)")
     args, others = parser.parse_known_args(words)
     for name in ("trials", "jobs"):
         if getattr(args, name) < 1:
-            parser.error(f"--{name} is {getattr(args, name)}, but must be at least 1. Fix: e.g. --{name} 2.")
+            parser.error(
+                f"--{name} is {getattr(args, name)}, but must be at least 1. Fix: write --{name} 2, for "
+                "example."
+            )
     run = parse_run(others)
     if run.seeds is not None or run.run_name is not None:
-        parser.error("a sweep names its runs itself. Fix: leave out --seeds and --run-name.")
+        parser.error("a sweep names its runs itself. Fix: remove --seeds and --run-name.")
     return args, run, others

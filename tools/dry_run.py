@@ -49,4 +49,4 @@ def dry_run(config: LoadedConfig) -> str:
                 report.append(f"        note  {unused}")
         finally:
             exp.close()
-    return "\n".join([*report, "check passed: everything could be built, nothing was trained"])
+    return "\n".join([*report, "check passed: everything was built, nothing was trained"])

@@ -149,13 +149,14 @@ def find_policy(place: Path, which: str | None = None) -> Policy:
         files[which] = store.weights_dir / f"policy_epoch_{epoch[1]}.safetensors"
     if which not in files:
         raise ValueError(
-            f"--policy is {which!r}, but must be best, latest or epoch:N. Fix: e.g. --policy best."
+            f"--policy is {which!r}, but must be best, latest or epoch:N. Fix: write --policy best, for "
+            "example."
         )
     if not files[which].is_file():
         names = [name for name, file in files.items() if file.is_file()]
         saved = (_WEIGHTS.fullmatch(path.name) for path in store.weights_dir.glob("*"))
         names += [f"epoch:{n}" for n in sorted(int(one[1]) for one in saved if one)]
-        there = f"{place} has {', '.join(names)}" if names else f"{place} has saved none"
+        there = f"{place} has {', '.join(names)}" if names else f"{place} has saved no policy"
         if not place.is_dir():
             there = f"{place} {'is not a folder' if place.exists() else 'does not exist'}"
         fix = "choose one of these with --policy" if names else "give the folder of a run that has saved one"
@@ -176,10 +177,10 @@ def _recipe(args: argparse.Namespace, run_dir: Path | None) -> Recipe:
         if versions.get("environments") is not None and not args.set:
             return _recipe_of(versions["environments"], args.parallel, texts)
         raise ValueError(
-            f"{args.run} does not say how its environment is made, which is in ckpts/config.txt if gin "
-            "configured the run, and in ckpts/versions.json if it can be imported by its name. Fix: give the "
-            "folder of such a run, or name an environment: --env CartPole-v1. (--set needs a run that gin "
-            "configured.)"
+            f"{args.run} does not record how to create its environment. A run records it in "
+            "ckpts/config.txt if gin configured it, and in ckpts/versions.json if the environment can be "
+            "imported by its name; --set needs the former. Fix: give the folder of such a run, or name an "
+            "environment, e.g. --env CartPole-v1."
         )
     changes = [(text, f"--set {text}") for text in args.set]
     if args.parallel is not None:
@@ -217,8 +218,8 @@ def cut_memory(agent: BaseAgent, size: int) -> None:
     """
     if type(agent).init_hidden_state is not BaseAgent.init_hidden_state:
         raise ValueError(
-            f"{type(agent).__name__} has a hidden state of its own (init_hidden_state), which --context "
-            "cannot cut. Allowed are agents whose memory is that of BaseAgent. Fix: leave out --context."
+            f"{type(agent).__name__} has its own hidden state (init_hidden_state), which --context cannot "
+            "limit. Allowed are agents with the memory of BaseAgent. Fix: remove --context."
         )
     _cut_encoder(agent.traj_encoder, size)
     if agent.action_memory is not None:
@@ -288,7 +289,7 @@ def _recorded(spec: EnvSpec, folder: str, name: str) -> Any:
     if not isinstance(env, gym.Env) or "rgb_array" not in env.metadata.get("render_modes", ()):
         raise ValueError(
             f"{env} has no 'rgb_array' among its metadata['render_modes'], so there is nothing to record. "
-            "Fix: leave out --video, or let the environment draw itself."
+            "Fix: remove --video, or implement render() with 'rgb_array' in the environment."
         )
     if env.render_mode != "rgb_array":  # a user's environment may read it when it renders
         env.unwrapped.render_mode = "rgb_array"

@@ -37,7 +37,9 @@ def _export(args: argparse.Namespace) -> int:
     found = find_policy(args.run, args.policy)
     run_dir = found.run_dir
     if run_dir is None:
-        raise ValueError(f"{args.run} is in no run folder. Fix: give the folder of the run that it is from.")
+        raise ValueError(
+            f"{args.run} is not in the folder of a run. Fix: give the folder of the run that wrote it."
+        )
     record = CheckpointManager(run_dir, "")
     films, played = ((run_dir / name) for name in (VIDEOS, EVALUATIONS))
     for path in (found.file, record.config_path, record.versions_path, metrics_of(run_dir), films, played):
@@ -50,7 +52,7 @@ def _export(args: argparse.Namespace) -> int:
     if missing := [path for path in sources.values() if not path.is_file()]:
         raise FileNotFoundError(f"There is no file {missing[0]}. Fix: export a run whose folder is complete.")
     if args.output.exists() and not args.output.is_dir():
-        raise ValueError(f"{args.output} is not a folder. Fix: choose another one with -o.")
+        raise ValueError(f"{args.output} is not a folder. Fix: choose a folder with -o.")
     card = _card(run_dir, found, args, _FILM in sources)
     for name, source in sources.items():
         with atomic_write(args.output / name) as temp:  # replaces an existing link
@@ -64,8 +66,8 @@ def _export(args: argparse.Namespace) -> int:
             say(f"uploaded  {hub.upload_folder(repo_id=args.push, folder_path=args.output)}")
         except Exception as error:  # any error of its client: no login, no network, no such user
             raise RuntimeError(
-                f"{args.output} is complete, but could not be uploaded to {args.push}: {error}. "
-                "Fix: log in with `hf auth login`, check the name, and give the command again."
+                f"{args.output} is complete, but could not be uploaded to {args.push}: {error}. Fix: log in "
+                "with `hf auth login`, check the name, and run the command again."
             ) from error
     return 0
 
@@ -114,7 +116,7 @@ def _card(run_dir: Path, policy: Policy, args: argparse.Namespace, has_film: boo
             f"# {name}",
             "",
             f"A policy for {', '.join(tasks) or 'the environment below'}, trained with Loxodon: {parts}.",
-            f"It is the {policy.name} one of its run, of epoch {info.epoch}.",
+            f"It is the {policy.name} policy of its run, from epoch {info.epoch}.",
             *([f"\n[A recorded episode]({_FILM})"] if has_film else []),
             "\n## Results\n",
             *_results(curves, played),
@@ -126,7 +128,7 @@ def _card(run_dir: Path, policy: Policy, args: argparse.Namespace, has_film: boo
             "",
             f"policy = load_policy({file})",
             "policy.reset()",
-            "action = policy.act(obs)  # then policy.act(obs, reward), until the episode is over",
+            "action = policy.act(obs)  # then policy.act(obs, reward), until the episode ends",
             "```",
             f"\nObservations and actions:\n\n{_spaces(info)}",
             "\n## Training\n",
@@ -139,7 +141,7 @@ def _card(run_dir: Path, policy: Policy, args: argparse.Namespace, has_film: boo
 def _training(run_dir: Path) -> Iterator[str]:
     versions = read_versions(run_dir, [])
     seed = f" --seed {versions['seed']}" if "seed" in versions else ""
-    yield f"`loxodon run --config {_CONFIG}{seed}`; it is a program: read it first."
+    yield f"`loxodon run --config {_CONFIG}{seed}`; the file is a program, so read it first."
     if versions:
         packages = (f"{name} {version}" for name, version in versions["packages"].items())
         yield "\n" + visible(f"Python {versions.get('python')}, {', '.join(packages)}.")
@@ -188,7 +190,7 @@ def _results(curves: Curves, played: Sequence[Result]) -> Iterator[str]:
         cells = [one.env, actions, memory, one.task, f"{value:.4g}", interval, str(len(one.returns))]
         yield f"| {' | '.join(visible(cell).replace('|', '/') for cell in cells)} |"
     yield (
-        "\nThe evaluation of its epoch, while it was trained: "
+        "\nEvaluation during training, in the epoch of this policy: "
         + (
             ", ".join(
                 f"{name.removeprefix('val/')} {points[-1]['value']:.4g}"

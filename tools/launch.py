@@ -50,23 +50,28 @@ def parser() -> argparse.ArgumentParser:
     """Make the parser of this command's own options; others are passed to the run."""
     made = argparse.ArgumentParser(
         prog="python -m loxodon.tools.launch",
-        description="Start a learner and its actors. Other arguments are those of examples/run.py.",
+        description="Start a learner and its actors. All other arguments are those of examples/run.py.",
         allow_abbrev=False,
     )
     add = made.add_argument
     add("--backend", choices=("local", "slurm", "ray"), default="local", help="where the processes run")
     add("--actors", type=int, required=True, metavar="N", help="number of actor processes")
-    add("--slurm-partition", metavar="NAME", help="default: the cluster's")
-    limit = "time limit per job; queued again after it"
+    add("--slurm-partition", metavar="NAME", help="partition (default: the cluster's)")
+    limit = "time limit per job, after which it is queued again"
     add("--slurm-minutes", type=int, default=24 * 60, metavar="N", help=limit)
     add("--slurm-learner-gpus", type=int, default=1, metavar="N")
     add("--slurm-actor-gpus", type=int, default=0, metavar="N")
     add("--slurm-learner-cpus", type=int, default=8, metavar="N")
     add("--slurm-actor-cpus", type=int, default=1, metavar="N")
-    repeatable = "e.g. slurm_account=lab; repeatable"
+    repeatable = "option for Slurm, e.g. slurm_account=lab; repeatable"
     add("--slurm-set", action="append", default=[], type=_pair, metavar="NAME=VALUE", help=repeatable)
-    add("--slurm-cluster", choices=("slurm", "local"), default="slurm", help="local: try it on this machine")
-    cluster = "auto: the running cluster; local: a new one here"
+    add(
+        "--slurm-cluster",
+        choices=("slurm", "local"),
+        default="slurm",
+        help="slurm submits jobs; local tries the same on this machine",
+    )
+    cluster = "auto: the running cluster; local: a new one on this machine"
     add("--ray-address", default="auto", metavar="HOST:PORT", help=cluster)
     add("--ray-cpus", type=float, default=1.0, metavar="N", help="CPUs per actor")
     add("--ray-gpus", type=float, default=0.0, metavar="N", help="GPUs per actor")
@@ -76,7 +81,9 @@ def parser() -> argparse.ArgumentParser:
 def _pair(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not separator:
-        raise argparse.ArgumentTypeError(f"{text!r} has no value. Fix: e.g. --slurm-set slurm_account=lab")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} has no value. Fix: write --slurm-set slurm_account=lab, for example."
+        )
     return name, value
 
 

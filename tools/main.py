@@ -23,20 +23,20 @@ from .arguments import (
 
 INTERRUPTED = 130
 COMMANDS = {
-    "run": ("loxodon.tools.run:main", "train: a preset or .gin file, and settings on top"),
+    "run": ("loxodon.tools.run:main", "train an agent: preset or .gin file, and settings on top"),
     "evaluate": (
         "loxodon.tools.evaluate:main",
-        "play with a trained policy, with all or part of its memory",
+        "evaluate a trained policy, with all or part of its memory",
     ),
-    "report": ("loxodon.tools.report.main:main", "one page on one or more runs"),
-    "status": ("loxodon.tools.status:main", "who works on a run, how fast, and what there is of it"),
+    "report": ("loxodon.tools.report.main:main", "write an HTML page about one or more runs"),
+    "status": ("loxodon.tools.status:main", "show the processes of a run, their speed, and its data"),
     "data": (
         "loxodon.tools.data.commands:main",
-        "look at trajectory files, check, convert and exchange them",
+        "list, show, check, convert and exchange trajectory files",
     ),
-    "presets": ("loxodon.tools.presets:main", "what can be run as it is, and what that reached"),
+    "presets": ("loxodon.tools.presets:main", "list the presets and their measured results"),
     "sweep": ("loxodon.tools.sweep:main", "search for good settings"),
-    "export": ("loxodon.tools.export:main", "a folder to share: policy, configuration, model card"),
+    "export": ("loxodon.tools.export:main", "write a folder to share: policy, configuration, model card"),
 }
 """Module, function and a one-line description of each command."""
 _PARSERS: dict[str, Callable[[Sequence[str]], object]] = {
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # the user may interrupt during imports, which take a second or two
         return INTERRUPTED
     meant = did_you_mean(name, COMMANDS)
-    sys.stderr.write(f"error: unknown command {name!r}.{meant} Fix: loxodon --help lists them all.\n")
+    sys.stderr.write(f"error: unknown command {name!r}.{meant} Fix: see loxodon --help for all commands.\n")
     return USAGE_ERROR
 
 
@@ -95,7 +95,8 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "loxodon COMMAND --help lists its options; without a COMMAND, options are those of run.",
+            "loxodon COMMAND --help shows the options of a command. Without a COMMAND, options are those "
+            "of run.",
             "loxodon --version prints the version.",
             "loxodon --completion bash|zsh prints a script for your shell.\n",
         ]
@@ -123,7 +124,10 @@ complete -o default -F _loxodon loxodon
 def _print_completion(words: Sequence[str]) -> int:
     shell = words[0] if words else ""
     if shell not in ("bash", "zsh"):
-        sys.stderr.write(f"error: --completion got {shell!r}. Fix: write bash or zsh behind it.\n")
+        sys.stderr.write(
+            f"error: --completion got {shell!r}, but must be bash or zsh. Fix: write loxodon --completion "
+            "bash, for example.\n"
+        )
         return USAGE_ERROR
     cases = "\n".join(f'       {name}) words="{" ".join(_options(name))}" ;;' for name in COMMANDS)
     script = _BASH.format(presets=" ".join(preset_names()), options=cases, commands=" ".join(COMMANDS))

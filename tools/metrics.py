@@ -11,46 +11,49 @@ import sys
 import textwrap
 
 _LOSSES = {
-    "loss": "what is minimised: `actor_loss` plus `Experiment.critic_loss_weight` times `critic_loss`, plus "
+    "loss": "the minimised loss: `actor_loss` plus `Experiment.critic_loss_weight` times `critic_loss`, plus "
     "the extra losses times `Experiment.extra_loss_weights`",
-    "actor_loss": "mean over the transitions of the batch and all discounts",
-    "critic_loss": "the same mean, taken over all critics too",
+    "actor_loss": "loss of the actor, mean over the transitions of the batch and all discounts",
+    "critic_loss": "loss of the critics, mean over the transitions of the batch, all discounts and all "
+    "critics",
 }
 _EXTRA = {
     "<name>_loss": "an auxiliary loss (`LossTerms.extra`) before its weight, mean over the transitions",
 }
 _GRADIENTS = {
-    "grad_norm": "of all trained parameters together, before clipping",
-    "grad_norm/<part>": "of a part of the agent, before clipping; `<part>` is its attribute (`actor`, "
-    "`critics`, ...)",
-    "learning_rate": "of this update, warm-up and schedules included",
-    "batch_timesteps": "transitions that count in the batch, of all processes",
-    "batch_places": "places for transitions in the batch, of all processes",
+    "grad_norm": "norm of the gradient of all trained parameters, before clipping",
+    "grad_norm/<part>": "norm of the gradient of one part of the agent, before clipping; `<part>` is its "
+    "attribute (`actor`, `critics`, ...)",
+    "learning_rate": "learning rate of this update, including warm-up and schedules",
+    "batch_timesteps": "transitions in the batch that count, over all processes",
+    "batch_places": "places for transitions in the batch, over all processes",
     "batch_padded_share": "share of the places of the batch that hold no transition",
-    "sequence_length": "places in a row of the batch",
+    "sequence_length": "number of places in a row of the batch",
 }
 _EPISODES = {
     "return": "mean undiscounted return of the episodes",
-    "return_p20": "their 20th percentile",
-    "episode_length": "mean number of steps",
-    "episodes": "how many ended",
-    "env_steps": "their steps, all together",
-    "<figure>/<environment>": "the same of one environment (its `env_name`, or its class or id)",
-    "success": "share of episodes that succeeded, where environments tell",
-    "return_attempt_<i>": "mean return of the attempt i of a trial, from 0 (`KShotWrapper`)",
+    "return_p20": "20th percentile of the returns of the episodes",
+    "episode_length": "mean length of the episodes in steps",
+    "episodes": "number of episodes",
+    "env_steps": "total number of steps of the episodes",
+    "<figure>/<environment>": "the figure for one environment (`<environment>` is its `env_name`, or its "
+    "class or id)",
+    "success": "share of episodes that succeeded, if the environment reports it",
+    "return_attempt_<i>": "mean return of attempt i of a trial, counted from 0 (`KShotWrapper`)",
     "success_attempt_<i>": "share of trials whose attempt i succeeded",
-    "<metric>": "mean of what environments report as `info['metric/<metric>']` when an episode ends",
-    "metric/<metric>": "the same, where another figure of this list has the name `<metric>`: "
+    "<metric>": "mean of the values that environments report as `info['metric/<metric>']` when an episode "
+    "ends",
+    "metric/<metric>": "the same, if another figure of this list has the name `<metric>`: "
     "`info['metric/return']` is `metric/return`",
 }
 
 METRICS: dict[str, tuple[str, dict[str, str]]] = {
     "collect": (
-        "Episodes that ended in this epoch while collecting, with exploration; there are none until one has "
-        "ended. Short episodes end first: until the longest have had time to end since all environments were "
-        "last reset (the start of a run, `Experiment.force_reset_train_envs_every`, "
-        "`CheckpointManager.exact_resume`), they are over-represented, and means are too low where long "
-        "episodes are the good ones. `val/` does not have this bias.",
+        "Episodes that ended in this epoch while collecting, with exploration; there are none until one "
+        "has ended. Short episodes end first. They are over-represented until the longest have had time to "
+        "end since the last reset of all environments (the start of a run, "
+        "`Experiment.force_reset_train_envs_every`, `CheckpointManager.exact_resume`). Until then, means "
+        "are too low if long episodes are the good ones. `val/` does not have this bias.",
         _EPISODES,
     ),
     "val": (
@@ -59,82 +62,86 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
         _EPISODES,
     ),
     "train": (
-        "Means over the updates of an epoch, off-policy.",
+        "Means over the updates of an epoch, for off-policy agents.",
         {
             **_LOSSES,
-            "updates": "of this epoch",
-            "skipped_updates": "left out because their gradient was not finite (`Learner.on_nan = 'skip'` or "
-            "fp16)",
-            "policy_lag": "how many policies ago the sampled trajectories were collected, in the mean",
+            "updates": "number of updates in this epoch",
+            "skipped_updates": "updates skipped because their gradient was not finite (`Learner.on_nan = "
+            "'skip'` or fp16)",
+            "policy_lag": "mean number of policy versions since the sampled trajectories were collected",
             "replay_ratio": "updates per env step so far, of all processes (`Experiment.replay_ratio`)",
         },
     ),
     "train-update": (
-        "A single update, every `Experiment.log_interval`. Where discounts are told apart, the name with a "
-        "discount behind it is of that one, and the plain name of `gamma`, which acts.",
+        "A single update, every `Experiment.log_interval`. Some figures exist for each discount: a name "
+        "followed by a discount belongs to that discount, and the plain name belongs to `gamma`, with "
+        "which the agent acts.",
         {
             **_LOSSES,
             **_EXTRA,
             **_GRADIENTS,
             "reward": "mean reward, environment units",
             "q": "mean value of the recorded actions, mean over the critics, environment units",
-            "q_ensemble_std": "standard deviation over the critics. Growing without the values growing: the "
-            "data do not hold what the policy would do",
-            "td_target": "mean of what the critics are trained towards; far above `q` for long: values "
-            "still rise",
-            "td_target_min": "the least of them. Outside of what returns can be: values diverge",
-            "td_target_max": "the largest",
-            "advantage": "mean advantage of the recorded actions. Positive: the data are better than the "
-            "policy",
-            "filter_approved": "share of recorded actions with a positive advantage: what a binary filter "
-            "lets through. Close to 0, nothing is imitated; close to 1, the critics see no difference "
-            "between actions",
-            "filter_weight": "mean weight of imitation",
+            "q_ensemble_std": "standard deviation over the critics. If it grows and the values do not, "
+            "the data lack the actions of the policy",
+            "td_target": "mean target of the critics. If it stays far above `q`, values are still rising",
+            "td_target_min": "smallest target of the critics. If no return can be so low, values diverge",
+            "td_target_max": "largest target of the critics. If no return can be so high, values diverge",
+            "advantage": "mean advantage of the recorded actions. If it is positive, the data are better "
+            "than the policy",
+            "filter_approved": "share of recorded actions with a positive advantage, which a binary "
+            "filter lets through. Close to 0, nothing is imitated; close to 1, the critics see no "
+            "difference between actions",
+            "filter_weight": "mean weight of the recorded actions in imitation",
             "action_log_prob": "mean log-probability of the recorded actions",
-            "policy_entropy": "mean entropy, nats. Falling to 0 early: no exploration is left",
+            "policy_entropy": "mean entropy, nats. If it falls to 0 early, no exploration is left",
             "dead_units/<part>": "share of hidden units of `actor` or `critics` that are hardly ever "
-            "active: mean size below 1/40 of their layer's",
+            "active: their mean size is below 1/40 of their layer's",
             "target_mu": "running mean of the targets, times `reward_multiplier`; 0 with `PlainValues`",
             "target_sigma": "running standard deviation of the targets, times `reward_multiplier`; losses of "
             "critics are in its units. 1 with `PlainValues`",
             "alpha": "entropy temperature (SACAgent)",
             "targets_at_ends": "share of the targets in the first or last value bin (MultiTaskAgent). Above "
             "a few per cent, the range of the bins is too small",
-            "<figure>/<discount>": "the figure of one discount",
+            "<figure>/<discount>": "the figure for one discount",
         },
     ),
     "ppo": (
-        "A rollout and the updates that learned from it.",
+        "A rollout and the updates that are made with it.",
         {
             **_LOSSES,
             **_EXTRA,
             **_GRADIENTS,
-            "value_loss": "the critics' part, before its weight",
+            "value_loss": "loss of the critics, before its weight",
             "value": "mean value of the timesteps of the rollout, environment units",
             "return": "mean target of the values",
-            "explained_variance": "of the returns, by the values from before the updates: 1 is perfect, 0 "
-            "as good as a constant, below 0 worse than that",
+            "explained_variance": "share of the variance of the returns that the values before the "
+            "updates explain: 1 is perfect, 0 is as good as a constant, below 0 is worse",
             "advantage_std": "standard deviation of advantages, before they are normalised",
             "entropy": "mean entropy, nats",
             "kl": "mean divergence from the policy that collected, estimated by r - 1 - log r",
-            "kl_k1": "the same by -log r: noisier, and negative at times",
-            "kl_exact": "the same from the distributions themselves, where these have a closed form",
-            "kl_last": "`kl` of the last pass over the rollout, which early stopping and adaptation go by",
-            "initial_kl": "`kl` of the first minibatch, where the policy is the one that collected: 0 but "
-            "for rounding",
+            "kl_k1": "mean divergence from the policy that collected, estimated by -log r: noisier, and "
+            "sometimes negative",
+            "kl_exact": "mean divergence from the policy that collected, from the distributions if they "
+            "have a closed form",
+            "kl_last": "`kl` of the last pass over the rollout, which early stopping and adaptation use",
+            "initial_kl": "`kl` of the first minibatch, before the policy changes: 0 except for rounding",
             "clip_fraction": "share of timesteps whose ratio lies beyond the clipping range",
             "ratio_min": "smallest ratio of probabilities, new to old",
-            "ratio_max": "largest",
-            "effective_sample_size": "of weighting timesteps by their ratios, as a share of their number",
-            "initial_logratio_abs_max": "how far acting and training disagree about the same weights, nats; "
-            "should be rounding",
-            "initial_logratio_rounding_max": "what rounding may do to that; a larger difference is warned of",
-            "initial_value_diff_abs_max": "likewise of values, environment units",
-            "updates": "made",
-            "updates_share": "of those that were planned; less where early stopping ended them",
-            "skipped_updates": "left out because their gradient was not finite",
+            "ratio_max": "largest ratio of probabilities, new to old",
+            "effective_sample_size": "effective sample size of the timesteps weighted by their ratios, as "
+            "a share of their number",
+            "initial_logratio_abs_max": "largest difference between the log-probabilities of acting and "
+            "of training with the same weights, nats; should be rounding only",
+            "initial_logratio_rounding_max": "what rounding may contribute to `initial_logratio_abs_max`; "
+            "a larger difference gives a warning",
+            "initial_value_diff_abs_max": "largest difference between the values of acting and of "
+            "training with the same weights, environment units",
+            "updates": "number of updates",
+            "updates_share": "share of the planned updates that were made; below 1 after early stopping",
+            "skipped_updates": "updates skipped because their gradient was not finite",
             "normalized_reward": "mean reward after reward normalisation",
-            "scale": "of the learning rate (adaptation by KL divergence)",
+            "scale": "factor of the learning rate (adaptation by KL divergence)",
         },
     ),
     "pretrain": (
@@ -142,51 +149,51 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
         {
             **_LOSSES,
             **_GRADIENTS,
-            "first_loss": "of the first update",
+            "first_loss": "loss of the first update",
             "log_prob": "mean log-probability of the demonstrated actions",
             "entropy": "mean entropy, nats",
             "value": "mean value, environment units",
             "return": "mean return of the demonstrations",
-            "updates": "made",
-            "seconds": "taken",
+            "updates": "number of updates",
+            "seconds": "duration in seconds",
         },
     ),
     "dataset": (
-        "What there is to learn from.",
+        "The trajectories to learn from.",
         {
-            "fifo_files": "trajectory files that make room for new ones",
+            "fifo_files": "trajectory files that are deleted to make room for new ones",
             "protected_files": "files that are never deleted",
-            "total_files": "all of them",
-            "deleted_files": "that made room, in this process",
-            "disk_gb": "size of all files",
-            "broken_files": "that could not be read",
-            "quarantined_files": "of these, those that were put aside",
+            "total_files": "all trajectory files",
+            "deleted_files": "files that this process deleted to make room",
+            "disk_gb": "size of all files in GB",
+            "broken_files": "files that could not be read",
+            "quarantined_files": "broken files that were moved to quarantine",
             "padded_fraction": "share of the places of an epoch's batches that hold no transition",
-            "newest_age_s": "how long ago the newest file was written",
+            "newest_age_s": "seconds since the newest file was written",
         },
     ),
     "policy": (
-        "What an actor process acted with.",
+        "The policy that an actor process acted with.",
         {
-            "version": "number of the policy",
-            "age_s": "since it was published",
-            "versions_behind": "how many newer ones there are",
+            "version": "version number of the policy",
+            "age_s": "seconds since the policy was published",
+            "versions_behind": "number of newer versions of the policy",
         },
     ),
     "time": (
         "Where the time goes, per process.",
         {
-            "collect_s": "collecting, in this epoch",
-            "learn_s": "learning",
-            "val_s": "evaluating",
+            "collect_s": "seconds of collecting in this epoch",
+            "learn_s": "seconds of learning in this epoch",
+            "val_s": "seconds of evaluating in this epoch",
             "env_steps_per_s": "env steps per second of collecting",
             "updates_per_s": "updates per second of learning",
-            "env_ms_per_step": "in the environments, per step of all of them",
-            "policy_ms_per_step": "in the policy, likewise",
-            "store_ms_per_step": "in keeping what happened, likewise",
-            "update_ms": "per update",
-            "wait_for_learner_s": "actors had to wait, by `Experiment.replay_ratio`",
-            "wait_for_actors_s": "the learner had to wait, likewise",
+            "env_ms_per_step": "milliseconds in the environments, per step of all of them",
+            "policy_ms_per_step": "milliseconds in the policy, per step of all environments",
+            "store_ms_per_step": "milliseconds for storing, per step of all environments",
+            "update_ms": "milliseconds per update",
+            "wait_for_learner_s": "seconds that actors waited for the learner (`Experiment.replay_ratio`)",
+            "wait_for_actors_s": "seconds that the learner waited for actors (`Experiment.replay_ratio`)",
         },
     ),
 }
@@ -212,7 +219,7 @@ def page() -> str:
         "`logs/metrics.jsonl` of a run has one record per epoch and kind of figure, with `epoch`, "
         "`env_steps` and",
         "`gradient_steps`; TensorBoard and W&B have the same names. This page is the output of",
-        "`python -m loxodon.tools.metrics`, which also takes names.",
+        "`python -m loxodon.tools.metrics`, which also accepts names of figures.",
     ]
     for group, (about, known) in METRICS.items():
         wrapped = textwrap.fill(about, 120, break_long_words=False, break_on_hyphens=False)

@@ -53,14 +53,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in the arguments; returns its exit status, or 128 + n if signal n ended it."""
     parser = argparse.ArgumentParser(prog="python -m loxodon.tools.on_ray", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--address", default="auto", help="of the cluster (auto: the one of this machine)")
-    parser.add_argument("--cpus", type=float, default=1.0, help="CPUs that it takes")
-    parser.add_argument("--gpus", type=float, default=0.0, help="GPUs that it takes")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="and its arguments")
+    parser.add_argument(
+        "--address", default="auto", help="address of the cluster (auto: the one on this machine)"
+    )
+    parser.add_argument("--cpus", type=float, default=1.0, help="CPUs for the command")
+    parser.add_argument("--gpus", type=float, default=0.0, help="GPUs for the command")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the command and its arguments")
     args = parser.parse_args(argv)
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        parser.error("there is no command. Fix: write it behind these words.")
+        parser.error("there is no command. Fix: write it after the options.")
     return exit_status(lambda: _run(command, args.address, num_cpus=args.cpus, num_gpus=args.gpus))
 
 

@@ -29,10 +29,12 @@ _NARROWEST = 40  # minimum number of columns for wrapped text
 def main(argv: Sequence[str] | None = None) -> int:
     """List the presets, or print one; returns the exit status, 2 for an unknown name."""
     parser = argparse.ArgumentParser(
-        prog="loxodon presets", description="What can be run as it is, and what that reached."
+        prog="loxodon presets", description="List the presets that can be run, with their measured results."
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="print this preset, and where its parts are")
-    parser.add_argument("--json", action="store_true", help="print a JSON list")
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="print this preset and the paths of its parts"
+    )
+    parser.add_argument("--json", action="store_true", help="print the presets as a JSON list")
     args = parser.parse_args(argv)
     if args.name is None:
         presets = [about(name) for name in runnable_names()]
@@ -44,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif args.name not in preset_names():
         meant = did_you_mean(args.name, preset_names())
         sys.stderr.write(
-            f"error: there is no preset {args.name!r}.{meant} Fix: loxodon presets lists them.\n"
+            f"error: there is no preset {args.name!r}.{meant} Fix: see loxodon presets for the list.\n"
         )
         return 2
     elif args.json:
@@ -88,4 +90,4 @@ def _print_wrapped(presets: Sequence[Preset]) -> None:
         lines = [line for text in about_it for line in textwrap.wrap(text, width, break_on_hyphens=False)]
         for start, line in zip([one.name, *[""] * len(lines)], lines, strict=False):
             sys.stdout.write(f"{start:<{indent}}{line}\n")
-    sys.stdout.write("\nloxodon presets NAME shows one of them, loxodon run NAME trains it.\n")
+    sys.stdout.write("\nloxodon presets NAME shows one preset; loxodon run NAME trains it.\n")

@@ -67,7 +67,7 @@ def main(
         if args.check or args.print_config:
             return 0
         if args.through and args.seeds is None:
-            raise ConfigError("--through is for runs of --seeds. Fix: write it before this command instead.")
+            raise ConfigError("--through needs --seeds. Fix: write its words before this command instead.")
         if args.seeds is not None:
             with explained():
                 exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built
@@ -134,14 +134,14 @@ def _save_config(args: argparse.Namespace, config: LoadedConfig) -> None:
     try:
         if path.exists() and path.read_text(encoding="utf-8") != text:
             raise ConfigError(
-                f"--save-config {path}: there is another file of this name. Fix: choose another."
+                f"--save-config {path}: a different file of this name exists. Fix: choose another name."
             )
         path.write_text(text, encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"--save-config {path} cannot be written ({error}). Fix: choose another."
+            f"--save-config {path} cannot be written ({error}). Fix: choose another path."
         ) from error
-    say(f"saved {path}; {program_name()} {shlex.quote(str(path))} runs the same")
+    say(f"saved {path}; {program_name()} {shlex.quote(str(path))} starts the same run")
 
 
 def _start(config: LoadedConfig, resumes: bool, has_actors: bool, device: str | None) -> Experiment:
@@ -154,7 +154,10 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool, device: str | 
     earlier = CheckpointManager(exp.run_dir, exp.run_name)
     if exp.ctx.role.is_actor:
         if resumes:
-            say("warning: --resume changes nothing: --mode collect follows the newest policy.", error=True)
+            say(
+                "warning: --resume has no effect, because --mode collect follows the newest policy.",
+                error=True,
+            )
     elif resumes:
         newest = earlier.state_dir(earlier.newest_epoch())
         earlier_seed = about(newest).get("seed", exp.run_seed)
@@ -163,7 +166,8 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool, device: str | 
     elif epochs := earlier.complete_epochs():
         say(
             f"warning: {exp.run_dir} holds checkpoints up to epoch {epochs[-1]}; this run starts anew and "
-            "moves them to ckpts_old<n>/. Fix: --resume continues it, --run-name starts another.",
+            "moves them to ckpts_old<n>/. Fix: continue that run with --resume, or choose another name "
+            "with --run-name.",
             error=True,
         )
     exp.start()

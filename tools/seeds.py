@@ -127,7 +127,7 @@ def run_seeds(
     def jobs() -> Iterator[Job]:
         for folder, seed in runs.items():
             if resumes and _is_finished(folder, ends):
-                _say(f"{folder.name} has finished already")
+                _say(f"{folder.name} has already finished")
                 continue
             again = ["--resume"] * (resumes and bool(_epochs(folder)))
             _say(f"---- {folder.name} ----")
@@ -147,7 +147,7 @@ def run_seeds(
     if failures:
         _say(f"error: {len(failures)} of {len(runs)} runs failed: {', '.join(failures)}")
     if not is_complete:
-        _say("interrupted; the same command with --resume continues")
+        _say("interrupted; run the same command with --resume to continue")
         return INTERRUPTED
     return FAILED if failures else 0
 

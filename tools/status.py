@@ -94,7 +94,7 @@ def as_text(facts: Mapping[str, Any]) -> str:
     processes = facts["processes"]
     rows = [_COLUMNS, *map(_row, processes)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-    lines = [f"run {facts['run_dir']}: {facts['alive']} of {len(processes)} processes at work"]
+    lines = [f"run {facts['run_dir']}: {facts['alive']} of {len(processes)} processes running"]
     for row, note in zip(rows, [None, *(process["note"] for process in processes)], strict=True):
         left = [text.ljust(width) for text, width in zip(row[:_NUM_LEFT], widths, strict=False)]
         right = [text.rjust(w) for text, w in zip(row[_NUM_LEFT:], widths[_NUM_LEFT:], strict=True)]

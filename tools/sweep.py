@@ -31,7 +31,10 @@ from .report.main import write_report
 from .seeds import Job, run_jobs
 
 _SWEEP = LockPurpose(
-    "sweep", "keeps the account of", "a sweep has one process", "end that process, or choose another -o."
+    "sweep",
+    "records the trials in",
+    "a sweep has only one process",
+    "end that process, or choose another folder with -o.",
 )
 _SPACE = re.compile(r"(log|uniform|int|choice)\((.+)\)")
 _MOST_FAILURES = 3  # give up after this many failures without a success
@@ -61,7 +64,7 @@ def parse_space(typed: str) -> tuple[str, Any] | None:
     except ValueError as error:
         raise ConfigError(
             f"command line, `{typed}`: {error}. Fix: write log(1e-5,1e-3), uniform(0,1), int(1,8) or "
-            "choice(8,'a',@Name), the lower end first."
+            "choice(8,'a',@Name), with the lower bound first."
         ) from None
 
 
@@ -104,14 +107,14 @@ class Sweep:
             yield _optuna().trial.Trial(self.study, one._trial_id)
         while len(states := [one.state for one in self.study.trials]) < self.num_trials:
             if states.count(_state("FAIL")) >= _MOST_FAILURES and _state("COMPLETE") not in states:
-                run.say("error: no trial has come to its end. Fix: correct what their logs say.")
+                run.say("error: no trial has finished. Fix: correct the errors in their logs.")
                 return
             yield self.study.ask(self.spaces)
 
     def _job(self, trial: Any) -> Job:
         run_dir = self.folder / "runs" / f"trial-{trial.number}"
         chosen = [f"{name}={value}" for name, value in trial.params.items()]
-        run.say(f"trial {trial.number} begins: {' '.join(chosen)}")
+        run.say(f"trial {trial.number} started: {' '.join(chosen)}")
         again = ["--resume"] * bool(CheckpointManager(run_dir, run_dir.name).complete_epochs())
         place = [f"Experiment.ckpt_base_dir={str(run_dir.parent)!r}", "--run-name", run_dir.name]
         should_prune = self._pruning_check(trial, run_dir)
@@ -141,9 +144,9 @@ class Sweep:
         points = points_of(curves_if_readable(job.run_dir), self.metric, "env_steps")
         if (steps := self.pruned.get(trial.number)) is not None:
             self.study.tell(trial, state=_state("PRUNED"))
-            text = f"is ended after {steps:,} env steps, worse than the median of others"
+            text = f"was ended after {steps:,} env steps: it was worse than the median of the others"
         elif job.was_terminated:
-            text = "is interrupted"
+            text = "was interrupted"
         elif status or not len(points):
             self.study.tell(trial, state=_state("FAIL"))
             why = f"exit status {status}" if status else f"no {self.metric} in its logs"
@@ -198,7 +201,8 @@ def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence
     found = {typed: space for typed in parsed.overrides if (space := parse_space(typed)) is not None}
     if not found:
         raise ConfigError(
-            "A sweep needs a parameter to search. Fix: write e.g. 'Experiment.learning_rate=log(1e-5,1e-3)'."
+            "A sweep needs a setting to search. Fix: add 'Experiment.learning_rate=log(1e-5,1e-3)', for "
+            "example."
         )
     parsed.overrides = [typed for typed in parsed.overrides if typed not in found]
     name = _check(parsed, found)
@@ -214,7 +218,8 @@ def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence
     asked = {"words": kept, "spaces": sorted(found), "metric": args.metric, "direction": args.direction}
     if (before := study.user_attrs.get("asked", asked)) != asked:
         raise ConfigError(
-            f"{folder} holds another sweep: {before}; now it is {asked}. Fix: choose another folder with -o."
+            f"{folder} holds another sweep, {before}, but this one is {asked}. Fix: choose another folder "
+            "with -o."
         )
     study.set_user_attr("asked", asked)
     command, is_max = [*library_program(), *kept], args.direction == "maximize"
@@ -225,7 +230,7 @@ def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence
     has_best = sweep.close()
     lock.release()
     if not is_complete:
-        run.say("interrupted; the same command continues")
+        run.say("interrupted; run the same command to continue")
         return INTERRUPTED
     return 0 if has_best else FAILED
 

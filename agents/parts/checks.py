@@ -8,6 +8,6 @@ def require_above_zero(owner: str, **numbers: float) -> None:
     for name, number in numbers.items():
         if not number > 0:
             raise ValueError(
-                f"{owner}.{name} is {number}, but must be above 0. "
-                f"Fix: bind {owner}.{name} to such a number, or leave it out."
+                f"{owner}.{name} is {number}, but must be above 0. Fix: bind {owner}.{name} to a positive "
+                "number, or remove the binding to use the default."
             )

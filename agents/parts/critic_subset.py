@@ -53,8 +53,8 @@ class RandomSubset:
         """Raise ValueError if an ensemble of `num_critics` has too few members; owner: class of the agent."""
         if self.size > num_critics and not self.replace:
             raise ValueError(
-                f"RandomSubset.size is {self.size}, but {owner} has only {num_critics} critics to draw from. "
-                f"Fix: bind RandomSubset.size to at most that, or {owner}.num_critics to more."
+                f"RandomSubset.size is {self.size}, but {owner} has only {num_critics} critics to draw "
+                f"from. Fix: lower RandomSubset.size or raise {owner}.num_critics."
             )
 
     def draw(

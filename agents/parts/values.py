@@ -89,8 +89,7 @@ class _MovingMoments(ValueScale):
         if not 0.0 < beta <= 1.0:
             name = type(self).__name__
             raise ValueError(
-                f"{name}.beta is {beta}, but a rate lies above 0 and is at most 1. "
-                f"Fix: bind {name}.beta = 5e-4."
+                f"{name}.beta is {beta}, but must be above 0 and at most 1. Fix: bind {name}.beta = 5e-4."
             )
         self.beta = beta
 
@@ -220,8 +219,7 @@ class FixedUnits(_MovingMoments):
         if not 0.0 < floor <= 1.0:
             name = type(self).__name__
             raise ValueError(
-                f"{name}.floor is {floor}, but a share lies above 0 and is at most 1. "
-                f"Fix: bind {name}.floor = 0.1."
+                f"{name}.floor is {floor}, but must be above 0 and at most 1. Fix: bind {name}.floor = 0.1."
             )
         self.floor = floor
 

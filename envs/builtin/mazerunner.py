@@ -220,12 +220,12 @@ def _free_distances(is_free: np.ndarray) -> np.ndarray:
 def _check_sizes(size: int, num_goals: int) -> None:
     if size < SMALLEST_SIZE or size % 2 == 0:
         raise ValueError(
-            f"MazeRunner.size is {size}, but must be odd and at least {SMALLEST_SIZE}. "
-            "Fix: e.g. MazeRunner.size = 11."
+            f"MazeRunner.size is {size}, but must be odd and at least {SMALLEST_SIZE}. Fix: set "
+            "MazeRunner.size = 11, for example."
         )
     most_goals = 2 * (size // 2) ** 2 - 2  # all free cells of a maze without loops, except the start
     if not 1 <= num_goals <= most_goals:
         raise ValueError(
             f"MazeRunner.num_goals is {num_goals}, but must lie between 1 and {most_goals} for size {size}. "
-            "Fix: e.g. MazeRunner.num_goals = 3."
+            "Fix: set MazeRunner.num_goals = 3, for example."
         )

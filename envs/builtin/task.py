@@ -43,7 +43,7 @@ class Task(gym.Env[Any, Any]):
         own, name = self._values(self.settings), type(self).__name__
         if (found := state.get("settings")) != own:
             raise ValueError(
-                f"The saved state is of {name} with {found}, this one has {own}. "
+                f"The saved state is that of {name} with {found}, but this environment has {own}. "
                 "Fix: resume with the settings of the earlier run, or set Collector.save_env_state = False."
             )
         for key, value in copy.deepcopy(state["variables"]).items():

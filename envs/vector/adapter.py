@@ -149,9 +149,9 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         if owner is None and not self._rows_have(name):
             chain = " > ".join(type(layer).__name__ for layer in layers(self.env))
             raise AttributeError(
-                f"Neither the vector environment ({chain}) nor its rows have the attribute {name!r}, or it "
-                "cannot be asked for those of its rows. Fix: define it in the vector environment, or give it "
-                "gymnasium's call and set_attr; env_mode 'sync' and 'async' reach every environment."
+                f"Neither the vector environment ({chain}) nor its rows have the attribute {name!r}, or the "
+                "vector environment gives no access to its rows. Fix: define the attribute in the vector "
+                "environment, give it gymnasium's call and set_attr, or use env_mode 'sync' or 'async'."
             )
         if what == "set_attr":
             values = [value for _, value in arguments]
@@ -164,7 +164,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         if any(other[1] is not arguments[0][1] for other in arguments):
             raise ValueError(
                 f"call_each got different arguments of {name!r} for the rows of {type(self.env).__name__}, "
-                "which can only be asked as a whole. Fix: use env_mode 'sync' or 'async'."
+                "which can only be called as a whole. Fix: use env_mode 'sync' or 'async'."
             )
         if owner is None:
             return tuple(self.env.unwrapped.call(name, *args, **kwargs))
@@ -177,8 +177,8 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
             return None
         name = type(self.env).__name__
         return (
-            f"The environment {self.env_names[0]} cannot be stored: {name} has no get_state() and "
-            "set_state(state)"
+            f"The state of the environment {self.env_names[0]} cannot be stored: {name} has no get_state() "
+            "and set_state(state)"
         )
 
     def get_states(self) -> list[dict[str, Any]]:
@@ -253,9 +253,9 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
             shape = (len(value),)
         if shape[:1] != (self.num_envs,):
             raise ValueError(
-                f"{type(self.env).__name__} returned {what} with shape {shape}, but its spaces and "
-                f"num_envs say ({self.num_envs}, ...). Fix: make the environment return every row in every "
-                "step (for EnvPool: batch_size equal to num_envs), in the shape of its spaces."
+                f"{type(self.env).__name__} returned {what} with shape {shape}, but its spaces and num_envs "
+                f"require ({self.num_envs}, ...). Fix: make the environment return every row in every step "
+                "(for EnvPool: batch_size equal to num_envs), in the shape of its spaces."
             )
         return value
 
@@ -331,7 +331,7 @@ def _autoreset_mode(env: Any) -> str:
     if name not in (SAME, NEXT, DISABLED):
         raise ValueError(
             f"{type(env).__name__} has metadata['autoreset_mode'] = {mode!r}, but gymnasium.vector's "
-            "AutoresetMode knows NEXT_STEP, SAME_STEP and DISABLED. Fix: set it to one of these."
+            "AutoresetMode has only NEXT_STEP, SAME_STEP and DISABLED. Fix: set it to one of these."
         )
     return name
 

@@ -114,8 +114,8 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         """Like `call`, with separate positional arguments for each environment: one tuple per environment."""
         if name in _OWN_METHODS:
             raise ValueError(
-                f"call got {name!r}, which would leave this vector environment behind. Allowed is any other "
-                f"attribute of the environments. Fix: use its own method {name}."
+                f"call got {name!r}, which would bypass this vector environment. Any other attribute of the "
+                f"environments is allowed. Fix: use the method {name} of the vector environment."
             )
         self._check_rows(arguments, "argument tuples")
         return self._query("call", [(name, tuple(one), kwargs or {}) for one in arguments])

@@ -324,9 +324,9 @@ def check_same_spaces(
         if not have_same_spaces(env.observation_space, env.action_space, obs_space, action_space):
             raise EnvError(
                 f"Environment {number} ({env.env_name}) has observations {env.observation_space} and "
-                f"actions {env.action_space}, environment 0 has {obs_space} and {action_space}. All "
-                "parallel environments must agree in observation keys, shapes and dtypes, and in the action "
-                "space. Fix: pad or wrap them to common spaces."
+                f"actions {env.action_space}, but environment 0 has {obs_space} and {action_space}. All "
+                "parallel environments must agree in observation keys, shapes and dtypes, and in the "
+                "action space. Fix: pad or wrap them to common spaces."
             )
 
 

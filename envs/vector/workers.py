@@ -133,7 +133,8 @@ class AsyncVectorEnv(SequenceVectorEnv):
     def _query(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
         if self._is_waiting:
             raise RuntimeError(
-                "Environments cannot be asked for attributes while they step. Fix: call step_wait first."
+                "Attributes of environments cannot be read while the environments step. Fix: call "
+                "step_wait first."
             )
         messages = [pickle.dumps((what, arguments[start:stop])) for start, stop in self._bounds]
         for worker, message in enumerate(messages):
@@ -313,8 +314,8 @@ def _shipped(recipes: Recipes) -> bytes:
     except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
         raise EnvError(
             f"An environment recipe cannot be sent to a worker process: {error}. The recipes are "
-            f"{list(dict.fromkeys(map(str, recipes.specs)))}. Allowed is what can be pickled. Fix: define "
-            "the environment in an importable module, pass plain arguments, or set "
+            f"{list(dict.fromkeys(map(str, recipes.specs)))}. It must be picklable. Fix: define the "
+            "environment in an importable module, pass plain arguments, or set "
             "Experiment.async_env_mp_context = 'fork'."
         ) from error
 

@@ -133,11 +133,13 @@ def find_artifact(store: ArtifactStore, reference: str, own_run: str) -> Artifac
         exists = f"Run {run!r} has {', '.join(shown[-_SHOWN:])}{more}"
     else:
         runs = sorted({info.name.partition("/")[0] for info in store.list()})
-        others = f"; runs that have some are {', '.join(runs[:_SHOWN])}" if runs else ", nor have others"
-        exists = f"Run {run!r} has none{others}"
+        others = (
+            f"; runs with artifacts are {', '.join(runs[:_SHOWN])}" if runs else ", and no other run has any"
+        )
+        exists = f"Run {run!r} has no artifacts{others}"
     raise FileNotFoundError(
         f"There is no artifact {reference!r}. {exists}. Fix: choose one that exists, as "
-        "'<run>/<what>:<version or alias>', or set Experiment.restore_from = None to start anew."
+        "'<run>/<what>:<version or alias>', or set Experiment.restore_from = None to start a new run."
     )
 
 
@@ -149,8 +151,8 @@ def split_reference(reference: str) -> tuple[str, str]:
     name, colon, wanted = reference.rpartition(":")
     if not (colon and wanted and _NAME.fullmatch(name)):
         raise ValueError(
-            f"{reference!r} is no reference to an artifact, which looks like 'my-run/state:v3'. "
-            "Fix: name run, artifact and version or alias."
+            f"{reference!r} is not a reference to an artifact, such as 'my-run/state:v3'. Fix: name the "
+            "run, the artifact, and a version or alias."
         )
     return name, wanted
 
@@ -197,8 +199,8 @@ class UrlStore(ArtifactStore):
             self._fs, self._root = fsspec.url_to_fs(url)
         except (ImportError, ValueError) as error:
             raise ValueError(
-                f"UrlStore.url = {url!r} cannot be opened: {error}. Fix: install the package for such an "
-                "address (s3fs for s3://), or give a folder."
+                f"UrlStore.url = {url!r} cannot be opened: {error}. Fix: install the package for this kind "
+                "of address (s3fs for s3://), or give a folder."
             ) from error
         self._is_folder = isinstance(self._fs, LocalFileSystem)
 
@@ -378,9 +380,9 @@ class WandbStore(ArtifactStore):
         """
         if (mode := os.environ.get("WANDB_MODE")) in ("offline", "disabled", "dryrun"):
             raise RuntimeError(
-                f"W&B is offline (WANDB_MODE={mode}) and cannot give {what}. Fix: set WANDB_MODE=online and "
-                "`wandb login`, or restore from a folder: Experiment.restore_from = '/path/to/a/checkpoint' "
-                "or a UrlStore."
+                f"W&B is offline (WANDB_MODE={mode}) and cannot provide {what}. Fix: set WANDB_MODE=online "
+                "and run `wandb login`, or restore from a folder: Experiment.restore_from = "
+                "'/path/to/a/checkpoint' or a UrlStore."
             )
         import wandb
 
@@ -388,8 +390,9 @@ class WandbStore(ArtifactStore):
             yield wandb.Api()
         except (wandb.Error, ValueError, OSError) as error:
             raise FileNotFoundError(
-                f"W&B did not give {what}: {error}. Fix: check Experiment.wandb_project and wandb_entity, "
-                "the name and version (an offline run has none before `wandb sync`), and `wandb login`."
+                f"W&B did not provide {what}: {error}. Fix: check Experiment.wandb_project and "
+                "wandb_entity, the name and version (an offline run has none before `wandb sync`), and run "
+                "`wandb login`."
             ) from error
 
     def _project_path(self, name: str) -> str:
@@ -401,8 +404,8 @@ class WandbStore(ArtifactStore):
     def _run_access(self) -> RunAccess:
         if self._access is None:
             raise ValueError(
-                "This WandbStore serves no run yet. Fix: set Artifacts.store = @WandbStore, or "
-                "call attach(...) first."
+                "This WandbStore is not attached to a run. Fix: set Artifacts.store = @WandbStore, or call "
+                "attach(...) first."
             )
         return self._access
 

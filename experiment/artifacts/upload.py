@@ -50,8 +50,8 @@ class Uploads:
     ) -> None:
         if store is not None and (isinstance(store, ArtifactStore) or not callable(store)):
             raise TypeError(
-                f"Artifacts.store is {store!r}, but must be what makes a store. Fix: set Artifacts.store = "
-                "@UrlStore (without parentheses) and UrlStore.url."
+                f"Artifacts.store is {store!r}, but must be a class or function that creates a store. "
+                "Fix: set Artifacts.store = @UrlStore (without parentheses) and UrlStore.url."
             )
         self.store: ArtifactStore | None = None
         if store is not None and run is not None:
@@ -84,8 +84,8 @@ class Uploads:
             self._thread.join(_HURRY_S if is_urgent else None)
         if left := len(self._waiting()):
             logger.warning(
-                "%d artifact(s) could not be stored in %r yet. They wait in %s, and the next process of this "
-                "run tries again.",
+                "%d artifact(s) could not be stored in %r yet. They are kept in %s, and the next process "
+                "of this run will try again.",
                 left,
                 self.store,
                 self._folder,
@@ -162,8 +162,8 @@ class Uploads:
         if kind not in self._warned:
             self._warned.add(kind)
             logger.warning(
-                "The artifact %s/%s could not be stored in %r: %s: %s. The run continues and tries again at "
-                "its next checkpoint; its own checkpoint is complete.",
+                "The artifact %s/%s could not be stored in %r: %s: %s. The local checkpoint is complete, "
+                "and the run will try again at the next one.",
                 self._run_name,
                 what,
                 self.store,

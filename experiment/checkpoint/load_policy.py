@@ -155,7 +155,7 @@ class LoadedPolicy:
         if rewards is None:
             if not first.all():
                 raise ValueError(
-                    "act() got no rewards, but needs those of the last step: policies see them. Fix: call "
+                    "act() got no rewards, but policies observe the rewards of the last step. Fix: call "
                     "act(obs, rewards), or reset() before new episodes."
                 )
             rewards = np.zeros(self._num_envs)
@@ -242,15 +242,15 @@ def load_policy(
     file = find_files(Path(path).expanduser(), "load_policy")
     if file.is_dir():  # file is a training state
         if (problem := damage(file)) is not None:
-            raise ValueError(f"The checkpoint {file} is damaged: {problem}. Fix: choose another one.")
+            raise ValueError(f"The checkpoint {file} is damaged: {problem}. Fix: choose another checkpoint.")
         file /= "model.safetensors"
     info, weights = read_policy(file)
     env_spaces = info.env_spaces()
     if info.format != POLICY_FORMAT or env_spaces is None or info.types is None or info.max_seq_len is None:
         raise ValueError(
-            f"{file} has policy format {info.format} (written by Loxodon {info.loxodon}); this Loxodon, "
-            f"{version_of('loxodon')}, builds policies of format {POLICY_FORMAT}. Fix: use the version that "
-            "wrote it, or build the experiment and call load_checkpoint_from_path."
+            f"{file} has policy format {info.format} (written by Loxodon {info.loxodon}), but this Loxodon "
+            f"({version_of('loxodon')}) builds policies of format {POLICY_FORMAT}. Fix: use the version "
+            "that wrote it, or build the experiment and call load_checkpoint_from_path."
         )
     if not 0 < info.max_seq_len <= _MOST_TIMESTEPS:
         raise ValueError(
@@ -298,8 +298,9 @@ def _build_agent(
             reason = str(error).split("\n", maxsplit=1)[0]
             if "Fix:" not in reason:
                 reason += (
-                    f" (written by Loxodon {info.loxodon}, this is {version_of('loxodon')}). Fix: import the "
-                    "modules that define its classes before load_policy, or use the version that wrote it."
+                    f" (the file was written by Loxodon {info.loxodon}; this is {version_of('loxodon')}). "
+                    "Fix: import the modules that define its classes before load_policy, or use the "
+                    "version that wrote it."
                 )
             raise ValueError(f"The agent of {file} cannot be built: {reason}") from error
     return agent
@@ -378,9 +379,9 @@ def _check_state(sketch: BaseAgent, max_seq_len: int) -> None:
         raise
     if num_bytes > _MOST_STATE_BYTES:
         raise ValueError(
-            f"what it remembers of one environment takes {num_bytes:,} bytes with max_seq_len = "
-            f"{max_seq_len}, but at most {_MOST_STATE_BYTES:,} are allowed. "
-            "Fix: use a file that Loxodon wrote."
+            f"its hidden state for one environment takes {num_bytes:,} bytes with max_seq_len = "
+            f"{max_seq_len}, but at most {_MOST_STATE_BYTES:,} are allowed. Fix: use a file that Loxodon "
+            "wrote."
         )
 
 
@@ -404,7 +405,9 @@ def _bind(info: PolicyInfo, trust: Sequence[str], given: Mapping[str, Callable[.
     Raises: ValueError or TypeError for a setting that a file may not have; ImportError as in find_type.
     """
     if unknown := given.keys() - _BASES.keys():
-        raise ValueError(f"types has {min(unknown)!r}, but may have {', '.join(_BASES)}. Fix: rename it.")
+        raise ValueError(
+            f"types has the key {min(unknown)!r}; allowed are {', '.join(_BASES)}. Fix: rename it."
+        )
     names = read_json(info.types or "")
     types: dict[str, Any] = {
         field: _read_type(names[field], base, trust)
@@ -415,8 +418,9 @@ def _bind(info: PolicyInfo, trust: Sequence[str], given: Mapping[str, Callable[.
     kept = [b for b in bindings if _is_kept(b, trust)]
     if gone := [f"{b.key} = {b.value!r}" for b in kept if is_gone(b)]:
         logger.warning(
-            "The policy was saved by another version of Loxodon, with settings that agents do not have here. "
-            "They are left out: %s. If the policy acts differently, use the version that wrote it.",
+            "The policy was saved by another version of Loxodon, and these settings do not exist in this "
+            "version, so they are ignored: %s. Fix: if the policy acts differently, use the version that "
+            "wrote it.",
             ", ".join(gone),
         )
     gin.parse_config("\n".join(f"{b.key} = {b.value!r}" for b in kept if not is_gone(b)))
@@ -430,9 +434,9 @@ def _bind(info: PolicyInfo, trust: Sequence[str], given: Mapping[str, Callable[.
     types |= given
     if missing := _BASES.keys() - types.keys():
         raise ValueError(
-            f"its {min(missing)} has no name to find it by. Fix: load_policy(..., "
-            f"types={{{min(missing)!r}: ...}}) with what the run was given. A class at the top of a module "
-            "is found without."
+            f"its {min(missing)} has no name by which it can be imported. Fix: call load_policy(..., "
+            f"types={{{min(missing)!r}: ...}}) with the class or function that the run used (a class at the "
+            "top of a module is found by its name)."
         )
     return types
 
@@ -469,8 +473,9 @@ def _is_kept(binding: Binding, trust: Sequence[str]) -> bool:
                 module = found.wrapped.__module__
                 raise ValueError(
                     f"{binding.key} names {named!r} of the module {module!r}, but a policy file may only "
-                    "name networks and what loxodon.agents and loxodon.nets define. Fix: if you trust that "
-                    f"with arguments of this file's choice, load_policy(..., trust=({module!r},))."
+                    "name networks and objects defined in loxodon.agents and loxodon.nets. Fix: if you "
+                    "trust this module with arguments from the file, call load_policy(..., "
+                    f"trust=({module!r},))."
                 )
     return True
 
@@ -499,7 +504,9 @@ def _read_type(value: Any, base: type, trust: Sequence[str]) -> Any:
     Raises: ImportError and TypeError as in find_type; ValueError for a type that a file may not ask for.
     """
     if (name := called_name(value)) is None:
-        raise ValueError("its header has a type that Loxodon never writes. Fix: use a file that it wrote.")
+        raise ValueError(
+            "its header has a type that Loxodon never writes. Fix: use a file that Loxodon wrote."
+        )
     if isinstance(value, str):
         return find_type(name, base, trust)
 
@@ -524,8 +531,8 @@ def find_part(name: str, trust: Sequence[str]) -> Any:
     if is_own and (is_network or is_trusted(module, ("loxodon.agents", "loxodon.nets", *trust))):
         return found
     raise ValueError(
-        f"it gives {name!r} to an agent, but a policy file may only name networks and what loxodon.agents "
-        "and loxodon.nets define. Fix: if you trust that with arguments of this file's choice, "
+        f"it gives {name!r} to an agent, but a policy file may only name networks and objects defined in "
+        "loxodon.agents and loxodon.nets. Fix: if you trust this module with arguments from the file, call "
         f"load_policy(..., trust=({module!r},))."
     )
 
@@ -547,7 +554,7 @@ def find_type(name: str, base: type, trust: Sequence[str] = ()) -> Any:
 
 def _look_up(name: str, trust: Sequence[str], kinds: Any) -> Any:
     module, _, path = name.partition(":")
-    problem = "which is not imported here, and a file may not ask for that"
+    problem = "which is not imported here, and a policy file may not import modules"
     if is_trusted(module, trust):
         try:
             importlib.import_module(module)
@@ -560,8 +567,8 @@ def _look_up(name: str, trust: Sequence[str], kinds: Any) -> Any:
             found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
     if not isinstance(found, kinds):
         raise ImportError(
-            f"The policy needs {path!r} of the module {module!r}, {problem}. Fix: import what defines it "
-            f"before load_policy, or let load_policy do so if you trust it: trust=({module!r},)."
+            f"The policy needs {path!r} of the module {module!r}, {problem}. Fix: import the module that "
+            f"defines it before load_policy, or, if you trust it, pass trust=({module!r},)."
         )
     return found
 
@@ -570,8 +577,8 @@ def check_base(found: Any, base: type) -> None:
     """Raise TypeError unless `found`, an object that a file names, is a class derived from `base`."""
     if not (isinstance(found, type) and issubclass(found, base)):
         raise TypeError(
-            f"{found!r} is no class derived from {base.__name__}, and nothing else is called because a file "
-            "says so. Fix: use a file that Loxodon wrote."
+            f"{found!r} is not a class derived from {base.__name__}, and a policy file may name nothing "
+            "else here. Fix: use a file that Loxodon wrote."
         )
 
 

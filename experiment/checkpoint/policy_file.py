@@ -91,8 +91,8 @@ def write_policy(path: Path, tensors: dict[str, Tensor], header: dict[str, str])
             save_file(tensors, temp, metadata=header)
     except (OSError, SafetensorError) as error:
         raise OSError(
-            f"The policy could not be written to {path}: {error}. What was there before is untouched. "
-            "Fix: make space on that disk, or restore the folder and its permissions."
+            f"The policy could not be written to {path}: {error}. The previous file is untouched. Fix: free "
+            "space on that disk, or restore the folder and its permissions."
         ) from error
 
 
@@ -127,8 +127,9 @@ def warn_of_format(info: PolicyInfo, path: Path) -> None:
     """Log a warning if weights of this file have another meaning in this version of Loxodon."""
     if info.format not in (None, POLICY_FORMAT):
         logger.warning(
-            "The weights in %s are of policy format %s, not %s: they fit, but act otherwise where "
-            "CHANGELOG.md says so. Fix: train on from them, or use the version of Loxodon that wrote them.",
+            "The weights in %s have the policy format %s, not %s: they fit, but may act differently (see "
+            "CHANGELOG.md). Fix: continue training from them, or use the version of Loxodon that wrote "
+            "them.",
             path,
             info.format,
             POLICY_FORMAT,
@@ -156,7 +157,7 @@ def check_fit(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
         more = f"; and {num_more} more" if num_more > 0 else ""
         raise ValueError(
             f"The weights in {path} do not fit this agent: {shown}{more}. Fix: use the gin config the run "
-            "was trained with (ckpts/config.txt of its folder), or another run_name for a new one."
+            "was trained with (ckpts/config.txt of its folder), or another run_name for a new run."
         )
 
 
@@ -181,15 +182,16 @@ def load_what_fits(model: nn.Module, weights: Mapping[str, Tensor], source: str)
     unused = [name for name in weights if name not in fits]
     if not fits:
         raise ValueError(
-            f"No tensor of {source} fits this agent by name and shape: there are {_by_module(weights)}, and "
-            f"the agent has {_by_module(own)}. Fix: use the encoders and sizes that it was trained with."
+            f"No tensor of {source} fits this agent by name and shape: the source has "
+            f"{_by_module(weights)}, and the agent has {_by_module(own)}. Fix: use the encoders and sizes "
+            "that it was trained with."
         )
     with torch.no_grad():
         for name in fits:
             own[name].copy_(weights[name])
     return (
-        f"{len(fits)} of {len(own)} tensors: {_by_module(fits)}; not loaded, as before: {_by_module(left)}; "
-        f"there, but not used: {_by_module(unused)}"
+        f"{len(fits)} of {len(own)} tensors: {_by_module(fits)}; left unchanged: {_by_module(left)}; unused "
+        f"from the source: {_by_module(unused)}"
     )
 
 

@@ -33,8 +33,8 @@ def to_json(thing: Any) -> Any:
         return write(thing)
     name = getattr(thing, "__qualname__", repr(thing))
     raise TypeError(
-        f"{name} ({type(thing).__name__}) has no name by which another process can import it. Fix: define it "
-        "at the top of a module."
+        f"{name} ({type(thing).__name__}) cannot be imported by another process. Fix: define it at the top "
+        "of a module."
     )
 
 
@@ -87,7 +87,9 @@ def from_json(value: Any, find: Callable[[str], Any], *, calls: bool = False) ->
             values = {key: from_json(one, find, calls=calls) for key, one in kwargs.items()}
             made = functools.partial(function, *from_json(args, find, calls=calls), **values)
             return made() if "now" in value else made
-    raise ValueError(f"{str(value)[:200]} is not a value that Loxodon writes. Fix: use a file that it wrote.")
+    raise ValueError(
+        f"{str(value)[:200]} is not a value that Loxodon writes. Fix: use a file that Loxodon wrote."
+    )
 
 
 def called_name(value: Any) -> str | None:

@@ -83,9 +83,9 @@ def record_run(
     unnamed = [name for name in unnamed if f"Experiment.{name} =" not in texts[0]]  # these have a name in gin
     if unnamed:
         logger.warning(
-            "The policies of this run do not say how to make %s, because another process cannot import it or "
-            "one of its arguments. Fix: define it at the top of a module; or call load_policy(..., "
-            "types={%r: ...}).",
+            "The policy files of this run do not record how to create %s, because another process cannot "
+            "import it or one of its arguments. Fix: define it at the top of a module, or call "
+            "load_policy(..., types={%r: ...}).",
             " and ".join(f"{name} = {types[name]!r}" for name in unnamed),
             unnamed[0],
         )
@@ -206,4 +206,6 @@ def check_policy(info: PolicyInfo, path: Path, own: EnvSpaces, *, warns: bool) -
         fix="start actors and learner with the same config, or another run_name.",
     )
     if warns and info.loxodon is not None and info.loxodon != here:
-        logger.warning("The policy in %s is of Loxodon %s, this process has %s.", path, info.loxodon, here)
+        logger.warning(
+            "The policy in %s was written by Loxodon %s, but this process has %s.", path, info.loxodon, here
+        )

@@ -19,7 +19,7 @@ _LONGEST_TEXT = 2**16
 _MAX_NUMBERS = 2**26
 # Errors for values that do not describe a space; the AssertionErrors are from gymnasium.
 _UNUSABLE = (FormatError, LookupError, TypeError, ValueError, ArithmeticError, AssertionError, RecursionError)
-_FIX = "Fix: use a file that Loxodon wrote, of this version."
+_FIX = "Fix: use a file written by this version of Loxodon."
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _num_numbers(value: dict[str, Any], *, is_one_hot: bool = False) -> int:
 def _plain(dtype: str) -> np.dtype[Any]:
     found = np.dtype(dtype)
     if found.kind not in "biuf":  # with other kinds, a single element can take gigabytes
-        raise FormatError(f"{found} is no dtype of numbers")
+        raise FormatError(f"{found} is not a numeric dtype")
     return found
 
 
@@ -182,7 +182,7 @@ def check_spaces(saved: EnvSpaces | None, own: EnvSpaces, *, what: str, fix: str
     Raises: ValueError naming each difference.
     """
     if saved is not None and (differences := space_differences(saved, own)):
-        raise ValueError(f"{what} is of another environment: {'; '.join(differences)}. Fix: {fix}")
+        raise ValueError(f"{what} belongs to another environment: {'; '.join(differences)}. Fix: {fix}")
 
 
 def space_differences(saved: EnvSpaces, own: EnvSpaces) -> list[str]:

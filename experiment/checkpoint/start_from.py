@@ -50,7 +50,7 @@ def fetched(
     """
     if not (isinstance(reference, str) and reference):
         raise TypeError(
-            f"{name} is {reference!r}, but must be None or a text. Fix: set it to 'latest', "
+            f"{name} is {reference!r}, but must be None or a string. Fix: set it to 'latest', "
             "'other-run:best' or a path such as './runs/base/ckpts/best/policy.safetensors'."
         )
     folder = ctx.run_dir / "ckpts" / "restored"
@@ -118,9 +118,9 @@ class WarmStart(Callback):
         """Raise ValueError if the run has another starting point too."""
         if self.source is not None and run.restore_from is not None:
             raise ValueError(
-                "Experiment.restore_from and WarmStart.source are both set, but a run begins from one of "
-                "them. Fix: leave out WarmStart.source to take all weights, or restore_from to take those "
-                "that fit."
+                "Experiment.restore_from and WarmStart.source are both set, but a run can begin from only "
+                "one of them. Fix: remove WarmStart.source to take all weights, or restore_from to take "
+                "those that fit."
             )
 
     def on_start(self, run: Run) -> None:

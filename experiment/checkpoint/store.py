@@ -138,10 +138,12 @@ class CheckpointManager:
                 folder.mkdir(parents=True, exist_ok=True)
             except (FileExistsError, NotADirectoryError) as error:  # also for a broken link
                 place = next(one for one in (folder, *folder.parents) if one.is_symlink() or one.is_file())
-                what = f"a link to {place.readlink()}, which is missing" if place.is_symlink() else "a file"
+                what = (
+                    f"a link to {place.readlink()}, which does not exist" if place.is_symlink() else "a file"
+                )
                 raise FileExistsError(
-                    f"The folder {folder} cannot be made: {place} is {what}. Fix: remove {place}, or make "
-                    "the folder that it leads to."
+                    f"The folder {folder} cannot be created: {place} is {what}. Fix: remove {place}, or "
+                    "create the folder that it points to."
                 ) from error
         if clean and self.rank == 0:
             self._finish_replacing()
@@ -216,7 +218,7 @@ class CheckpointManager:
         epochs = self.complete_epochs()
         if not epochs:
             old = sorted(path.name for path in self.root.parent.glob("ckpts_old*"))
-            earlier = f" (runs before the newest start are in {', '.join(old)})" if old else ""
+            earlier = f" (checkpoints of previous runs are in {', '.join(old)})" if old else ""
             raise FileNotFoundError(
                 f"{self.states_dir} has no complete checkpoint{earlier}. Fix: start without --resume, or "
                 "check that run_name and ckpt_base_dir are those of the run to continue."
@@ -236,8 +238,8 @@ class CheckpointManager:
                 return epoch, problems
             problems.append(f"{self.state_dir(epoch)} is damaged: {problem}")
         raise ValueError(
-            f"No checkpoint can be resumed from. {'; '.join(problems)}. Fix: restore one from a copy, load "
-            f"only weights, from {self.weights_dir}, or start anew without --resume."
+            f"No checkpoint can be resumed. {'; '.join(problems)}. Fix: restore one from a copy, load only "
+            f"weights from {self.weights_dir}, or start anew without --resume."
         )
 
     def write_own(self, epoch: int, own: dict[str, Any]) -> None:
@@ -300,19 +302,19 @@ class CheckpointManager:
         Raises: FileNotFoundError if the folder is missing or incomplete; ValueError if it is damaged or
             has another format.
         """
-        complete = f"Complete ones are of epochs {self.complete_epochs()}"
+        complete = f"Complete checkpoints exist for the epochs {self.complete_epochs()}"
         if not (folder / MARKER).is_file():
             found = "is incomplete" if folder.exists() else "does not exist"
             raise FileNotFoundError(f"The checkpoint {folder} {found}. {complete}. Fix: choose one of these.")
         if (problem := damage(folder)) is not None:
             raise ValueError(
-                f"The checkpoint {folder} is damaged: {problem}. {complete}. Fix: choose another, or none to "
-                "take the newest that is intact."
+                f"The checkpoint {folder} is damaged: {problem}. {complete}. Fix: choose another "
+                "checkpoint, or name none to load the newest intact one."
             )
         metadata = about(folder)
         if (version := metadata.get("format_version", "below 4")) != FORMAT_VERSION:
             raise ValueError(
-                f"The checkpoint has format version {version}, this Loxodon reads {FORMAT_VERSION}. "
+                f"The checkpoint has format version {version}, but this Loxodon reads {FORMAT_VERSION}. "
                 "Fix: use the version of Loxodon that wrote it, or load the weights only "
                 "(resume_training_state=False)."
             )
@@ -334,10 +336,14 @@ class CheckpointManager:
                 self._finish_replacing()
             shutil.rmtree(temp, ignore_errors=True)
             epochs = self.complete_epochs()
-            there_are = f"Intact ones are of epochs {epochs}" if epochs else "There is no earlier one"
+            there_are = (
+                f"Intact checkpoints exist for the epochs {epochs}"
+                if epochs
+                else "There is no earlier checkpoint"
+            )
             raise OSError(
                 f"The checkpoint of epoch {epoch} could not be written to {self.states_dir}: {error}. "
-                f"{there_are}. Fix: make space on that disk, or restore the folder and its permissions, and "
+                f"{there_are}. Fix: free space on that disk, or restore the folder and its permissions, and "
                 f"{'continue with --resume' if epochs else 'start again'}."
             ) from error
 
@@ -408,8 +414,8 @@ def _to_torch(value: Any) -> Any:
         return None
     raise TypeError(
         f"A checkpoint cannot hold {value!r} ({type(value).__name__}); allowed are tensors, arrays of "
-        "numbers, numbers, texts, booleans, None, and dicts, lists and tuples of these. "
-        "Fix: give the state in such values."
+        "numbers, numbers, strings, booleans, None, and dicts, lists and tuples of these. Fix: convert the "
+        "state to such values."
     )
 
 
@@ -447,8 +453,8 @@ def _key(key: Any) -> Any:
     if isinstance(key, str) or (isinstance(key, int) and not isinstance(key, bool)):
         return key
     raise TypeError(
-        f"A checkpoint cannot hold a dict with the key {key!r}; allowed are texts and whole numbers. "
-        "Fix: give the state with such keys."
+        f"A checkpoint cannot hold a dict with the key {key!r}; allowed are strings and whole numbers. "
+        "Fix: use such keys in the state."
     )
 
 
@@ -474,7 +480,7 @@ def find_files(path: Path, name: str) -> Path:
         if file.is_file():
             return file
     holds = ", ".join(sorted(one.name for one in path.iterdir())) if path.is_dir() else ""
-    found = f"holds neither a training state nor {CONTENT[POLICY]}, but: {holds or 'nothing'}"
+    found = f"holds neither a training state nor {CONTENT[POLICY]}; it holds: {holds or 'nothing'}"
     raise FileNotFoundError(
         f"{name}: '{path}' {found if path.is_dir() else 'does not exist'}. Fix: name a .safetensors file, or "
         "the folder of a checkpoint, of an artifact's version, or of a run (for its ckpts/best, else "

@@ -100,7 +100,8 @@ def _specs(make_env: MakeEnv | Sequence[MakeEnv], num_envs: int) -> list[EnvSpec
     if len(specs) != num_envs:
         raise ValueError(
             f"The list of environments has {len(specs)} entries, but Experiment.parallel_actors is "
-            f"{num_envs}. Fix: give one entry per actor, or set parallel_actors to fit."
+            f"{num_envs}. Fix: give one entry per actor, or set Experiment.parallel_actors to the number of "
+            "entries."
         )
     return specs
 
@@ -135,8 +136,8 @@ def check_evaluation(envs: Any, obs_space: spaces.Dict, action_space: PolicyActi
     names = ", ".join(sorted(set(envs.env_names)))
     envs.close()
     raise ValueError(
-        f"The environments to evaluate in ({names}) have observations {found[0]} and actions {found[1]}, but "
-        f"the agent is made for {obs_space} and {action_space}. Fix: give Experiment.make_val_env and "
+        f"The evaluation environments ({names}) have observations {found[0]} and actions {found[1]}, but "
+        f"the agent was built for {obs_space} and {action_space}. Fix: give Experiment.make_val_env and "
         "FinalTest.make_env environments with the spaces of the training environments."
     )
 

@@ -216,7 +216,7 @@ class Collector:
         if save_env_state and (problem := self._storage_problem()) is not None:
             raise ValueError(
                 f"{problem}, which Collector.save_env_state needs. Fix: {_HOW_TO_OFFER_STATE}, or set "
-                "Collector.save_env_state = None to begin new episodes on resuming."
+                "Collector.save_env_state = None to begin new episodes on resume."
             )
 
     @property
@@ -503,7 +503,8 @@ class Collector:
             )
         logger.warning(
             "%s Fix: end episodes with gymnasium's TimeLimit, or raise the number of evaluation timesteps "
-            "(Experiment.val_timesteps_per_epoch); an episode may take %d times as many steps, and %d more.",
+            "(Experiment.val_timesteps_per_epoch); an episode may take up to %d times as many steps, plus "
+            "%d.",
             found,
             _LIMIT_FACTOR,
             _LIMIT_SLACK,
@@ -549,8 +550,8 @@ class Collector:
         if (before := state.get("num_envs", now)) != now:
             return self.take_over(
                 [state],
-                f"it holds the states of {sum(before)} environments (in {len(before)} part(s)), this run has "
-                f"{sum(now)} (in {len(now)})",
+                f"it holds the states of {sum(before)} environments (in {len(before)} part(s)), but this "
+                f"run has {sum(now)} (in {len(now)})",
                 "TrainingEnvs.overlap, Experiment.parallel_actors and env_mode",
             )
         goes_on = self._restore_rollout(state["rollout"], seed)
@@ -603,7 +604,7 @@ class Collector:
             logger.warning(
                 "No training episode has ended in the %d steps since the last checkpoint, and "
                 "CheckpointManager.exact_resume cuts them all at each checkpoint. Fix: raise "
-                "Experiment.ckpt_interval, let the environment offer its state, or set "
+                "Experiment.ckpt_interval, give the environment get_state() and set_state(state), or set "
                 "CheckpointManager.exact_resume = False.",
                 num_steps,
             )
@@ -670,8 +671,8 @@ def _pairs(sinks: Sequence[Sink], saved: Sequence[dict[str, Any]]) -> list[tuple
     """Pairs of a sink and its saved state; empty if no state was stored, or this run stores none."""
     if saved and sinks and len(saved) != len(sinks):
         raise ValueError(
-            f"The saved state is that of {len(saved)} sinks, but there are {len(sinks)} now. Fix: resume "
-            "with the settings of collecting (what is stored, and where) that the checkpoint was made with."
+            f"The saved state has {len(saved)} sinks for collected data, but this run has {len(sinks)}. "
+            "Fix: resume with the collection settings (what is stored, and where) of the original run."
         )
     return list(zip(sinks, saved, strict=False))
 

@@ -192,10 +192,10 @@ def _unknown_target(binding: Binding) -> Iterator[str]:
     target, param = matches[0], binding.param
     where, settable = f"{binding.origin}: {target.name}", [n for n in target.params if target.can_set(n)]
     if ours := OF_AMAGO.get(f"{target.name}.{param}"):
-        yield f"{where}.{param}, a name of AMAGO's, is {ours} here. Fix: write that instead."
+        yield f"{where}.{param} is AMAGO's name for {ours}. Fix: write that instead."
     elif param in target.params and not target.can_set(param):
         yield (
-            f"{where}.{param} is given by the code, not by configs, which can set: "
+            f"{where}.{param} is set by the code, not by configs. They can set: "
             f"{', '.join(settable) or 'nothing'}. Fix: remove this line."
         )
     elif param not in target.params and not target.takes_any:
@@ -215,7 +215,7 @@ def _elsewhere(param: str) -> str:
 def _no_such_class(name: str, matches: Sequence[Configurable]) -> str:
     if matches:
         full = ", ".join(str(c.entry.selector) for c in matches)
-        return f"'{name}' can mean {full}. Fix: write one of these full names."
+        return f"'{name}' is ambiguous; it can mean {full}. Fix: write one of these full names."
     bare, known_names = name.rpartition(".")[2], sorted(known.name for known in registry.all_known())
     meant = did_you_mean(bare, known_names)
     longer = [known for known in known_names if bare.lower() in known.lower()]
@@ -258,8 +258,8 @@ def wrong_types(bindings: Sequence[Binding]) -> list[str]:
         near = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
         line = line_of_value(binding, bindings)
         found.append(
-            f"{line.origin}: {binding.key} = {binding.value!r} is {_kind_of(value)}, but {describe(hint)} is "
-            f"allowed.{near} Fix: {_fix(value, hint)}."
+            f"{line.origin}: {binding.key} = {binding.value!r} is {_kind_of(value)}, but must be "
+            f"{describe(hint)}.{near} Fix: {_fix(value, hint)}."
         )
     return found
 
@@ -352,7 +352,7 @@ def _described(kind: Any, args: tuple[Any, ...]) -> str:
         return " or ".join(map(repr, args))
     if kind in _CALLABLES:
         wanted = args[-1] if args else Any
-        return "@Name" if _is_unchecked(wanted) else f"@Name that makes {_with_article(wanted.__name__)}"
+        return "@Name" if _is_unchecked(wanted) else f"@Name that creates {_with_article(wanted.__name__)}"
     name = "None" if kind is types.NoneType else getattr(kind, "__name__", str(kind))
     inner = ", ".join("..." if arg is Ellipsis else describe(arg) for arg in args)
     return f"{name}[{inner}]" if inner else str(name)
@@ -361,7 +361,7 @@ def _described(kind: Any, args: tuple[Any, ...]) -> str:
 def _kind_of(value: Any) -> str:
     """The kind of a value, in words."""
     if isinstance(value, Reference):
-        return "what that call returns" if value.is_called else "the class or function itself"
+        return "the result of that call" if value.is_called else "the class or function itself"
     return "None" if value is None else _with_article(type(value).__name__)
 
 
@@ -474,16 +474,16 @@ def check_unused(bindings: Sequence[Binding], root: Node) -> str:
             continue
         if is_given:
             problems.append(
-                f"{shown(binding)} has no effect: the code that makes {target.name} gives it. "
-                "Fix: remove this line."
+                f"{shown(binding)} has no effect: the code that creates {target.name} sets it. Fix: remove "
+                "this line."
             )
         elif _may_be_called_later(target):
-            notes.append(f"{shown(binding)} was not read yet; it counts if code calls it later.")
+            notes.append(f"{shown(binding)} has not been used so far; it takes effect if code uses it later.")
         else:
             owner = f"@{binding.key.rpartition('.')[0]}"
             problems.append(
-                f"{shown(binding)} is set, but nothing in this experiment uses it. Fix: remove it, or "
-                f"refer to it where it belongs: {Macro(binding.scope) if target.name == MACRO else owner}."
+                f"{shown(binding)} is set, but nothing in this experiment uses it. Fix: remove it, or refer "
+                f"to it where it is needed: {Macro(binding.scope) if target.name == MACRO else owner}."
             )
     raise_if_any(problems)
     return "\n".join(notes)

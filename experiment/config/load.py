@@ -64,7 +64,7 @@ class LoadedConfig:
             value = repr(param.default) if default is None else f"@{default.name}"
             key = f"{node.scope}/{target.name}.{name}" if node.scope else f"{target.name}.{name}"
             if default is None and not registry.can_be_written(param.default):
-                lines.append(f"# {key}: the code's own choice")
+                lines.append(f"# {key}: chosen by the code")
             else:
                 lines.append(_line(key, value, "default"))
         return lines

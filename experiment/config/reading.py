@@ -236,7 +236,10 @@ class Source:
         if isinstance(statement, config_parser.IncludeStatement):
             included = _find_include(statement.filename, opened[-1], origin)
             if included.resolve() in {path.resolve() for path in opened}:
-                raise ConfigError(f"{origin}: `{origin.text}` leads back to itself. Fix: remove this line.")
+                raise ConfigError(
+                    f"{origin}: `{origin.text}` includes a file that includes this one. Fix: remove this "
+                    "line."
+                )
             self.read_file(included, opened)
         elif isinstance(statement, config_parser.ImportStatement):
             _run_import(statement, origin)
@@ -245,8 +248,8 @@ class Source:
             binding = _binding(statement, origin, number)
             if before := [b for b in self.bindings if (b.source, b.key) == (number, binding.key)]:
                 self.warnings.append(
-                    f"{origin}: {binding.key} was set in line {before[-1].origin.line} too; the later line "
-                    "counts. Fix: remove one of them."
+                    f"{origin}: {binding.key} is also set in line {before[-1].origin.line}; the later line "
+                    "takes effect. Fix: remove one of them."
                 )
             self.bindings.append(binding)
 
@@ -262,8 +265,8 @@ class Source:
         except (SyntaxError, tokenize.TokenError, ValueError):
             if value[0] in "@%":
                 self.problems.append(
-                    f"{origin}: `{value}` is no reference. Fix: write @Name, @Name() or %NAME; for a string "
-                    f"put quotes inside the argument: \"'{value}'\"."
+                    f"{origin}: `{value}` is not a reference. Fix: write @Name, @Name() or %NAME; for a "
+                    f"string, put quotes inside the argument: \"'{value}'\"."
                 )
                 return
             (statement,) = parse_statements(f"{key} = {value!r}")

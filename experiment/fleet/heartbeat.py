@@ -42,9 +42,10 @@ STALE_S = 30.0  # a process of another machine that has been silent for longer c
 LEARNER = LockPurpose(
     "learner",
     "trains",
-    "a run has one learner (mode 'learn' or 'both'), and a second one would spoil its policy and checkpoints",
-    "end that process, or choose another name with --run-name (Experiment.run_name); --mode collect "
-    "processes may be as many as you like.",
+    "a run has one learner (mode 'learn' or 'both'), and a second one would overwrite its policy and "
+    "checkpoints",
+    "end that process, or choose another name with --run-name (Experiment.run_name); only --mode collect "
+    "may run in any number of processes.",
 )
 _FORMAT = 1
 _NUM_FOR_SPEED = 26  # number of heartbeats; speeds are means over about 10 s
@@ -226,7 +227,7 @@ class _Writer:
             if not self.has_complained:
                 self.has_complained = True
                 _logger.warning(
-                    "The heartbeat %s cannot be written (%s); the run continues. Fix: make space or "
+                    "The heartbeat %s cannot be written (%s); the run continues. Fix: free space or "
                     "restore the folder's permissions.",
                     self.path,
                     error,

@@ -64,8 +64,8 @@ def connect_ray(address: str) -> Any:
         ray.init(address=address, include_dashboard=False if address == "local" else None)
     except ConnectionError as error:
         raise ConnectionError(
-            f"There is no Ray cluster at {address!r} ({str(error).splitlines()[0]}). "
-            "Fix: begin one by `ray start --head`, or name the HOST:PORT of another."
+            f"There is no Ray cluster at {address!r} ({str(error).splitlines()[0]}). Fix: start one with "
+            "`ray start --head`, or give the HOST:PORT of a running cluster."
         ) from None
     return ray
 

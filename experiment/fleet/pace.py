@@ -313,8 +313,8 @@ class ReplayRatio:
         if not learner.is_alive and not self._has_reported_waiting:
             self._has_reported_waiting = True
             self.ctx.console.say(
-                f"Waiting {note}, as Experiment.replay_ratio = {ratio.value} asks. "
-                "Start it again with --resume."
+                f"Waiting {note}, as Experiment.replay_ratio = {ratio.value} requires. Start it again with "
+                "--resume."
             )
 
     # ---- calls where updates are made, by all processes of a learner together ----
@@ -360,8 +360,9 @@ class ReplayRatio:
                 reminded_s = time.monotonic()
                 if self._aggregates and not any(b.is_alive and b.role == "actor" for b in self._beats):
                     self.ctx.console.say(  # otherwise, waiting is normal with a ratio
-                        f"Waiting for env steps, as Experiment.replay_ratio = {ratio.value} asks, and no "
-                        f"actor is running (start --mode collect) that sees {location_of(self.ctx.run_dir)}."
+                        f"Waiting for env steps, as Experiment.replay_ratio = {ratio.value} requires, but "
+                        f"no running actor sees {location_of(self.ctx.run_dir)} (start one with --mode "
+                        "collect)."
                     )
             time.sleep(WAIT_S)
         self._updates_left = left

@@ -202,13 +202,15 @@ class ActorSupervisor:
         actor.is_given_up = True
         num_left = sum(not other.is_given_up for other in self._actors)
         if num_left:
-            self.say(f"{what_happened} and is given up; {num_left} more continue. Its log: {actor.log}")
+            self.say(
+                f"{what_happened} and will not run again (still running: {num_left}). Its log: {actor.log}"
+            )
             return
         times = "once" if status == CONFIG_ERROR else f"{actor.num_failures} times in a row"
         self._fail(
-            f"No actor is left: {what_happened}, {times} before {self.restart_policy.healthy_s:g} s. "
-            f"The end of {actor.log}:\n{_tail(actor.log)}\n"
-            "Fix: correct what the log says, then run the same command with --resume."
+            f"No actor is left: {what_happened}, {times} within {self.restart_policy.healthy_s:g} s of its "
+            f"start. The end of {actor.log}:\n{_tail(actor.log)}\nFix: correct the error in this log, then "
+            "run the same command with --resume."
         )
 
     def _fail(self, text: str) -> None:

@@ -115,7 +115,7 @@ def _edited(name: str, edit: EditMask | None, batch: Any, loss: Tensor) -> Tenso
     if edited.shape != loss.shape or edited.dtype != torch.bool:
         raise ValueError(
             f"{name} returned {edited.dtype} {tuple(edited.shape)}, but a mask must be torch.bool "
-            f"{tuple(loss.shape)}, as the one it was given. Fix: return pad_mask & what else must hold."
+            f"{tuple(loss.shape)}, like the one that it received. Fix: return pad_mask & your own condition."
         )
     return edited
 
@@ -322,7 +322,8 @@ class Learner:
         if not (isinstance(found, Mapping) and {"Actor Loss", "Critic Loss"} <= found.keys()):
             raise TypeError(
                 f"compute_loss returned a {type(found).__name__} without 'Actor Loss' and 'Critic Loss'. "
-                "Fix: return a dict that begins with what super().compute_loss(batch, log_step) returns."
+                "Fix: add your entries to the result of super().compute_loss(batch, log_step) and return "
+                "that."
             )
         weights = self.loss_weights
         _check_extra_terms(found, self.extra_loss_weights)
@@ -429,14 +430,14 @@ class Learner:
         self._skip_update()
         fields = _numbered([bad_fields(plain(batch)) for batch in batches])
         if fields:
-            fix = "correct the environment or the data, which `loxodon data check` examines"
+            fix = "correct the environment, or the data (`loxodon data check` finds broken files)"
         elif not self.is_sound():
             fix = _FIND_FIRST
         else:
             fix = "lower Experiment.learning_rate or grad_clip, or set Learner.on_nan = 'skip'"
         causes = [*(fields or ["the batch is finite"]), self._state_of_weights()]
         raise FloatingPointError(
-            f"Update {self.gradient_steps} of epoch {self.progress.epoch} cannot be made: "
+            f"Update {self.gradient_steps} of epoch {self.progress.epoch} cannot be applied: "
             f"{'; '.join([*problems, *causes])}. {self._saved(batches)} Fix: {fix}."
         )
 
@@ -475,9 +476,10 @@ class Learner:
         idle = [name for name, p in self.agent.named_parameters() if p.requires_grad and p.grad is None]
         if idle:
             raise ValueError(
-                f"The loss does not depend on these parameters: {', '.join(idle)}. One process can train so, "
-                "several cannot, because they wait for each other's gradients of all parameters. Fix: switch "
-                "off what has no weight in the loss, or freeze these with requires_grad_(False)."
+                f"The loss does not depend on these parameters: {', '.join(idle)}. A single process can "
+                "train like this, but several processes wait for each other's gradients of all parameters. "
+                "Fix: switch off the parts without weight in the loss, or freeze these parameters with "
+                "requires_grad_(False)."
             )
 
     def _report(self, batch: AnyBatch, found: Mapping[str, Any]) -> None:
@@ -486,8 +488,8 @@ class Learner:
             return
         if "squared_errors" not in found:
             raise ValueError(
-                "The dataset keeps priorities, but compute_loss returned no squared_errors. Fix: begin with "
-                "what super().compute_loss(batch, log_step) returns, or set "
+                "The dataset keeps priorities, but compute_loss returned no squared_errors. Fix: return "
+                "the result of super().compute_loss(batch, log_step) with your entries added, or set "
                 "RLDataset.sampler = @Sampler()."
             )
         windows = batch.window_idxs[:, :-1]
@@ -538,8 +540,8 @@ class Learner:
             return
         losses = f"{means['loss']} (actor {means['actor_loss']}, critic {means['critic_loss']})"
         raise FloatingPointError(
-            f"The loss of epoch {self.progress.epoch} is {losses}; {self._state_of_weights()}. It happened "
-            f"in an update that was not looked at. Fix: {_FIND_FIRST}."
+            f"The loss of epoch {self.progress.epoch} is {losses}; {self._state_of_weights()}. It became so "
+            f"in an update that was not checked. Fix: {_FIND_FIRST}."
         )
 
     def _report_skips(self, num_updates: int, num_skipped: int) -> None:

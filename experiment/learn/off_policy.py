@@ -114,7 +114,7 @@ class OffPolicyTrainer(Trainer):
         self.idle_epochs += 1
         logger.info("epoch %d: not enough trajectories to train on yet", self.ctx.progress.epoch)
         if self.idle_epochs == _IDLE_EPOCHS_BEFORE_WARNING:
-            logger.warning("After %d epochs there was no update. %s", self.idle_epochs, self.why_idle())
+            logger.warning("After %d epochs there has been no update. %s", self.idle_epochs, self.why_idle())
 
     def train(self, epoch: int) -> None:
         """All updates of an epoch; logs their means and the pace.

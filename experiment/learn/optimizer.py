@@ -41,8 +41,9 @@ def check_prefixes(prefixes: Collection[str], names: Collection[str], setting: s
             near = difflib.get_close_matches(str(prefix), known, n=3, cutoff=0.5)
             top = [name for name in known if "." not in name]
             raise ValueError(
-                f"{setting} names {prefix!r}, but no trainable parameter of the agent begins so. Allowed are "
-                f"names of its modules, such as {', '.join(near or top)}. Fix: correct the name in {setting}."
+                f"{setting} names {prefix!r}, but no trainable parameter of the agent has a name that "
+                f"begins like this. Allowed are names of its modules, such as {', '.join(near or top)}. "
+                f"Fix: correct the name in {setting}."
             )
 
 
@@ -88,9 +89,9 @@ def check_same_groups(saved: Sequence[Mapping[str, Any]], own: Sequence[Mapping[
     before, after = ([(g.get("prefix", ""), len(g["params"])) for g in groups] for groups in (saved, own))
     if before != after:
         raise ValueError(
-            f"The checkpoint's optimizer has the groups of parameters {_shown(before)}, this run has "
-            f"{_shown(after)}. Fix: resume with the agent and the prefixes in AdamW.lr_multipliers of "
-            "the earlier run (the multipliers themselves may change), or load the weights only "
+            f"The checkpoint's optimizer has the parameter groups {_shown(before)}, but this run has "
+            f"{_shown(after)}. Fix: resume with the agent and the prefixes in AdamW.lr_multipliers of the "
+            "earlier run (the multipliers themselves may change), or load the weights only "
             "(resume_training_state=False)."
         )
 

@@ -38,8 +38,8 @@ class ParamFreezer(Callback):
         self.start, self.stop = start, stop
         if not self.prefixes:
             raise ValueError(
-                "ParamFreezer.prefixes is empty, but must name what to freeze. Fix: set it, e.g. "
-                "('tstep_encoder',), or leave ParamFreezer out of Experiment.callbacks."
+                "ParamFreezer.prefixes is empty, but must name parameters to freeze. Fix: set it, e.g. to "
+                "('tstep_encoder',), or remove ParamFreezer from Experiment.callbacks."
             )
         if start < 0 or (stop is not None and stop <= start):
             raise ValueError(
@@ -62,7 +62,7 @@ class ParamFreezer(Callback):
         if len(frozen) == len(named):
             raise ValueError(
                 f"ParamFreezer.prefixes {self.prefixes} freezes every trainable parameter, so there is "
-                "nothing to learn. Fix: leave some module out, or set Experiment.mode = 'collect'."
+                "nothing to learn. Fix: remove a prefix, or set Experiment.mode = 'collect'."
             )
 
         def drop_gradients() -> None:

@@ -84,8 +84,8 @@ class Pretraining(Callback):
             return
         if not isinstance(run.policy, OnPolicyAgent):
             raise ValueError(
-                f"Pretraining is for on-policy agents, but {type(run.policy).__name__} learns "
-                "from stored trajectories itself. Fix: leave it out, and set "
+                f"Pretraining is for on-policy agents, but {type(run.policy).__name__} learns from stored "
+                "trajectories itself. Fix: remove Pretraining, and set "
                 "Experiment.start_collecting_at_epoch."
             )
         assert isinstance(run, Settings)
@@ -94,7 +94,7 @@ class Pretraining(Callback):
         if self.trainer.reward_normalizer is not None and self.value_coef:
             raise ValueError(
                 f"Pretraining.value_coef is {self.value_coef}, but with PPOLearner.reward_normalizer the "
-                "values of stored rewards have another scale than those of PPO. Fix: set "
+                "values of stored rewards are on a different scale from those of PPO. Fix: set "
                 "Pretraining.value_coef = 0, or use PPOAgent.value_norm instead of the reward normaliser."
             )
         self.dataset.configure(
@@ -151,7 +151,7 @@ class Pretraining(Callback):
             run.learner.load_state_dict(optimizer)
         if run.ctx.stop_agreed():
             run.policy.load_state_dict(before)
-            run.ctx.console.say("Stopped in pre-training, which begins again on resume.")
+            run.ctx.console.say("Stopped during pre-training, which starts over on resume.")
             return False
         run.log(figures, "pretrain")
         return True

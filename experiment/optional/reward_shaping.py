@@ -29,8 +29,7 @@ class ScaleRewards:
     ) -> None:
         if low is not None and high is not None and low >= high:
             raise ValueError(
-                f"ScaleRewards.low is {low}, but must be below ScaleRewards.high = {high}. "
-                "Fix: exchange them."
+                f"ScaleRewards.low is {low}, but must be below ScaleRewards.high = {high}. Fix: swap them."
             )
         self.scale, self.shift, self.low, self.high = scale, shift, low, high
 

@@ -63,7 +63,7 @@ class MetricLogger:
         if wandb is not None and importlib.util.find_spec("wandb") is None:
             raise ImportError(
                 "Weights & Biases needs the package wandb, which is not installed. Fix: pip install "
-                "'loxodon[wandb]', or leave it out: Experiment.log_to_wandb = False, and no WandbStore."
+                "'loxodon[wandb]', or set Experiment.log_to_wandb = False and use no WandbStore."
             )
         self._wants_tensorboard = tensorboard and has_tensorboard
         self._wandb_arguments, self._sends_figures = wandb, wandb is not None and wandb_metrics
@@ -117,8 +117,8 @@ class MetricLogger:
                 run = wandb.init(dir=str(folder), id=self._wandb_id, resume="allow", **self._wandb_arguments)
         except wandb.Error as error:
             raise ValueError(
-                f"Weights & Biases did not start: {error}. Fix: `wandb login`, or set WANDB_MODE=offline "
-                "(`wandb sync` sends it later), or leave it out: Experiment.log_to_wandb = False."
+                f"Weights & Biases did not start: {error}. Fix: run `wandb login`, set WANDB_MODE=offline "
+                "(`wandb sync` uploads the run later), or set Experiment.log_to_wandb = False."
             ) from error
         for axis in _WANDB_AXES:
             run.define_metric(axis)
@@ -136,8 +136,8 @@ class MetricLogger:
         self._is_open = True
         if self._wants_tensorboard and importlib.util.find_spec("tensorboard") is None:
             logger.info(
-                "TensorBoard is not installed, so figures go to %s alone. Fix: pip install "
-                "'loxodon[tensorboard]', or MetricLogger.tensorboard = False.",
+                "TensorBoard is not installed, so figures are written to %s only. Fix: pip install "
+                "'loxodon[tensorboard]', or set MetricLogger.tensorboard = False.",
                 self.path,
             )
         elif self._wants_tensorboard:
@@ -178,7 +178,7 @@ def _set_aside(path: Path) -> None:
     while (moved := path.with_name(f"{path.stem}_old{number}{path.suffix}")).exists():
         number += 1
     path.rename(moved)
-    logger.info("%s belonged to an earlier run and is now %s", path, moved.name)
+    logger.info("%s belonged to an earlier run and was renamed to %s", path, moved.name)
 
 
 @contextlib.contextmanager

@@ -69,7 +69,7 @@ def read_curves(metrics_file: Path) -> Curves:
             curves.setdefault(name, []).append({"value": value, **place})
     if num_bad:
         logger.warning(
-            "%d lines of %s are left out, wholly or in part: they are not records of figures.",
+            "%d lines of %s are skipped, entirely or in part: they are not records of figures.",
             num_bad,
             metrics_file,
         )
@@ -84,7 +84,7 @@ def curves_if_readable(run_dir: Path) -> Curves:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        logger.warning("The figures in %s cannot be read and are left out: %s.", path, error)
+        logger.warning("The figures in %s cannot be read and are skipped: %s.", path, error)
         return {}
 
 

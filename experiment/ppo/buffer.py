@@ -146,8 +146,8 @@ class RolloutBuffer(Sink):
         found = (len(state["rows"]["resets"]), len(known))
         if found != (self.history, self.num_envs):
             raise ValueError(
-                f"The checkpoint holds {found[0]} earlier timesteps of {found[1]} environments, this run "
-                f"reads {self.history} of {self.num_envs}. Fix: resume with the encoder, "
+                f"The checkpoint holds {found[0]} earlier timesteps of {found[1]} environments, but this "
+                f"run reads {self.history} of {self.num_envs}. Fix: resume with the encoder, "
                 "Experiment.max_seq_len and parallel_actors of the earlier run, or set "
                 "Collector.save_env_state = False."
             )
@@ -202,7 +202,7 @@ class RolloutBuffer(Sink):
         """
         if self._now >= self.num_steps:
             raise ValueError(
-                f"The rollout buffer holds all its {self.num_steps} steps, but another one was added. "
+                f"The rollout buffer is full with {self.num_steps} steps, but another one was added. "
                 "Fix: collect Experiment.train_timesteps_per_epoch steps per epoch and train on them."
             )
         rollout = self._rollout
@@ -215,15 +215,15 @@ class RolloutBuffer(Sink):
         }
         if taken := step.keys() & (extras or {}).keys():
             raise ValueError(
-                f"The agent's act() returned an extra named {min(taken)!r}, which the rollout buffer keeps "
-                f"itself. Fix: choose a name other than {', '.join(step)}."
+                f"The agent's act() returned an extra named {min(taken)!r}, but the rollout buffer already "
+                f"stores something under that name. Fix: choose a name other than {', '.join(step)}."
             )
         step |= extras or {}
         if not rollout.steps:
             rollout.steps = {k: np.empty((self.num_steps, *v.shape), v.dtype) for k, v in step.items()}
         if step.keys() != rollout.steps.keys():
             raise ValueError(
-                f"Step {self._now} of the rollout has {', '.join(step)}, but those before have "
+                f"Step {self._now} of the rollout has {', '.join(step)}, but the steps before have "
                 f"{', '.join(rollout.steps)}. Fix: let the agent's act() return the same extras every time."
             )
         for key, value in step.items():

@@ -40,7 +40,7 @@ class KLAdaptiveLR:
             raise ValueError(
                 f"KLAdaptiveLR has kl_threshold={kl_threshold}, factor={factor}, band={band}, "
                 f"min_lr={min_lr}, max_lr={max_lr}; allowed are kl_threshold > 0, factor > 1, band >= 1 and "
-                "0 < min_lr <= max_lr. Fix: bind such values."
+                "0 < min_lr <= max_lr. Fix: bind values in these ranges."
             )
         check_choice("KLAdaptiveLR.per", per, ("epoch", "minibatch"))
         self.kl_threshold, self.factor, self.band = kl_threshold, factor, band

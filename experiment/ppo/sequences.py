@@ -293,7 +293,8 @@ def shuffled_minibatches(pieces: Pieces, count: int, rng: np.random.Generator) -
     if not len(pieces):
         raise ValueError(
             "The rollout has no step: all environments were being reset. Fix: raise "
-            "Experiment.train_timesteps_per_epoch, or use environments that reset in the step that ends."
+            "Experiment.train_timesteps_per_epoch, or use environments that reset within the step that "
+            "ends an episode."
         )
     order = rng.permutation(len(pieces))
     idle, count = max(count - len(pieces), 0), min(count, len(pieces))

@@ -157,8 +157,8 @@ class PPOLearner(Trainer):
         if self.update_epochs < 1 or self.minibatches < 1 or not 1 <= self.chunk_len <= max_seq_len:
             raise ValueError(
                 f"PPOLearner has update_epochs={self.update_epochs}, minibatches={self.minibatches} and "
-                f"chunk_len={self.chunk_len}; allowed are at least 1, and for chunk_len at most "
-                f"Experiment.max_seq_len = {max_seq_len}. Fix: bind such values."
+                f"chunk_len={self.chunk_len}; all must be at least 1, and chunk_len at most "
+                f"Experiment.max_seq_len = {max_seq_len}. Fix: bind values in these ranges."
             )
         longest, has_memory = self.chunk_len, self.agent.context_len != 0
         if self.burn_in and (not 0 <= self.burn_in <= longest or self.num_steps % longest):
@@ -166,14 +166,14 @@ class PPOLearner(Trainer):
                 f"PPOLearner.burn_in is {self.burn_in} with chunk_len {longest} and rollouts of "
                 f"{self.num_steps} steps; it must lie between 0 and chunk_len, which must divide the "
                 "rollout. Fix: bind PPOLearner.burn_in, PPOLearner.chunk_len or "
-                "Experiment.train_timesteps_per_epoch so."
+                "Experiment.train_timesteps_per_epoch accordingly."
             )
         most = num_envs * (-(-self.num_steps // longest) if has_memory else self.num_steps)
         if most < self.minibatches:
             raise ValueError(
-                f"A rollout of {num_envs} envs x {self.num_steps} steps in sequences of {longest} has {most} "
-                f"sequences, too few for PPOLearner.minibatches = {self.minibatches}. Fix: lower it or "
-                "PPOLearner.chunk_len, or raise Experiment.parallel_actors."
+                f"A rollout of {num_envs} envs x {self.num_steps} steps in sequences of {longest} has "
+                f"{most} sequences, too few for PPOLearner.minibatches = {self.minibatches}. Fix: lower "
+                "PPOLearner.minibatches or PPOLearner.chunk_len, or raise Experiment.parallel_actors."
             )
 
     @property
@@ -268,10 +268,10 @@ class PPOLearner(Trainer):
         if found > limit and not self.burn_in and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "Log-probs of a rollout differ by up to %.3g nats from what the same weights give when "
-                "sequences are read again (rounding explains %.3g). The encoder does not do the same in "
-                "acting and training, or something moved in between; see ppo/initial_logratio_abs_max and "
-                "ppo/initial_kl.",
+                "The log-probabilities of a rollout differ by up to %.3g nats from those that the same "
+                "weights give in training (rounding explains %.3g). Either the encoder computes something "
+                "else in training than in acting, or something changed in between; see "
+                "ppo/initial_logratio_abs_max and ppo/initial_kl.",
                 found,
                 limit,
             )

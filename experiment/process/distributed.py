@@ -40,9 +40,9 @@ def make_accelerator(mixed_precision: str) -> Accelerator:
     asked_for_more = {"MASTER_PORT", "ACCELERATE_USE_CPU"} <= os.environ.keys() and "RANK" not in os.environ
     if asked_for_more and accelerator.num_processes == 1:
         logger.warning(
-            "The launcher was asked for several processes but has started only this one, as "
-            "`accelerate launch --cpu` does without MPI. Fix: ACCELERATE_USE_CPU=true accelerate launch "
-            "--multi_gpu --num_processes 2 ... starts two on the CPU."
+            "The launcher was asked for several processes but has started only this one, as `accelerate "
+            "launch --cpu` does without MPI. Fix: start two on the CPU with ACCELERATE_USE_CPU=true "
+            "accelerate launch --multi_gpu --num_processes 2 ..."
         )
     return accelerator
 

@@ -86,8 +86,8 @@ def check_inside(path: Path, folder: Path) -> None:
     target = os.path.realpath(path)  # unlike Path.resolve, it does not raise for a link to itself
     if not Path(target).is_relative_to(os.path.realpath(folder)):
         raise ValueError(
-            f"{path} is a link out of {folder}, to {target}, and is not followed: that file may not be meant "
-            "to be shared. Fix: replace the link by a copy of the file, or remove it."
+            f"{path} is a link out of {folder} to {target} and is not followed, because that file may not "
+            "be meant to be shared. Fix: replace the link with a copy of the file, or remove it."
         )
 
 
@@ -126,7 +126,7 @@ def parse_json(text: str | bytes) -> Any:
     try:
         return json.loads(text)
     except RecursionError as error:
-        raise json.JSONDecodeError("its brackets are nested too deep", "", 0) from error
+        raise json.JSONDecodeError("its brackets are nested too deeply", "", 0) from error
 
 
 def json_object(path: Path) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def json_object(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:
-        logger.warning("%s cannot be read and counts as empty: %s.", path, error)
+        logger.warning("%s cannot be read and is treated as empty: %s.", path, error)
         return {}
     return found
 

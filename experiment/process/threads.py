@@ -33,8 +33,8 @@ def choose_threads(wanted: int | None, work: float = 0.0) -> None:
     limit = max(1, min(found, num_usable_cores() // num_local))
     if wanted is not None and wanted > limit:
         logger.warning(
-            "Experiment.torch_threads is %d, but this process may use %d (OMP_NUM_THREADS, MKL_NUM_THREADS, "
-            "torch.set_num_threads, or its share of the CPU cores): it gets %d.",
+            "Experiment.torch_threads is %d, but the limit of this process is %d (from OMP_NUM_THREADS, "
+            "MKL_NUM_THREADS, torch.set_num_threads, or its share of the CPU cores), so it uses %d.",
             wanted,
             limit,
             limit,

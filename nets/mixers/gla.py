@@ -38,7 +38,10 @@ class GLAMixer(MatrixMixer):
     ) -> None:
         super().__init__()
         if decay not in ("gated", "fixed"):
-            raise ValueError(f"decay is {decay!r}, allowed are 'gated', 'fixed'. Fix: bind one of these.")
+            raise ValueError(
+                f"decay is {decay!r}; allowed are 'gated' and 'fixed'. Fix: bind GLATrajEncoder.decay to "
+                "one of these."
+            )
         self.n_heads, self.d_k, self.d_v = n_heads, int(expand_k * d_model), d_model
         require_positive("GLATrajEncoder", n_heads=n_heads, expand_k=self.d_k, gate_rank=gate_rank)
         require_at_least(0, "GLATrajEncoder", gate_gain=gate_gain)

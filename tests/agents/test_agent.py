@@ -344,14 +344,14 @@ def test_impossible_settings_are_explained() -> None:
             {"distribution_type": "Beta"},
             r"is Beta, which does not fit actions in Discrete\(4\).*'Categorical'",
         ),
-        ({"action_mask_key": "x"}, r"action_mask_key is 'x'.*offers None.*4 entries.*Fix"),
+        ({"action_mask_key": "x"}, r"action_mask_key is 'x'.*is None.*4 entries.*Fix"),
         ({"pass_obs_keys_to_actor": ["x"]}, r"pass_obs_keys_to_actor names \['x'\].*Fix"),
     ):
         with pytest.raises(ValueError, match=words):
             make_agent(**wrong)  # type: ignore[arg-type]
     for wrong, words in (
         ({"returns": Retrace()}, r"returns_continuous is Retrace.* densities.*Fix: .*returns_continuous"),
-        ({"action_mask_key": "observation"}, r"cannot be ruled out one by one. Fix: leave"),
+        ({"action_mask_key": "observation"}, r"cannot be masked one by one. Fix: remove"),
         ({"distribution_type": "GaussianMixture"}, r"carry no gradient.*Fix: .*Agent.online_coeff = 0"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -99,7 +99,7 @@ def test_gin_chooses_parts_and_their_settings(
     ],
 )
 def test_a_value_that_is_not_a_part_is_refused_with_a_fix(setting: str, wrong: Any, example: str) -> None:
-    words = rf"Agent.{setting} is .*with parentheses. Fix: bind, say, Agent.{setting} = @{example}\(\)"
+    words = rf"Agent.{setting} is .*with parentheses\). Fix: bind Agent.{setting} = @{example}\(\)"
     with pytest.raises(TypeError, match=words):
         make_agent(**{setting: wrong})
 

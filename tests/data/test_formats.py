@@ -163,7 +163,7 @@ def test_objects_and_rows_without_an_action_are_not_written(tmp_path: Path) -> N
     for save_as in FILE_FORMATS:
         with pytest.raises(ValueError, match=r"_OBS_KEY_mission.*Python objects.*Fix:"):
             save(tmp_path, objects, save_as)
-        with pytest.raises(ValueError, match=r"no one-hot rows. Fix:"):
+        with pytest.raises(ValueError, match=r"not one-hot rows. Fix:"):
             save(tmp_path, no_rows, save_as)
     assert list(tmp_path.iterdir()) == []
 
@@ -176,7 +176,7 @@ def test_a_trajectory_too_large_for_an_archive_is_neither_written_nor_decoded(
     with pytest.raises(ValueError, match=r"too large for an npz.*Fix: "):
         save(tmp_path, make(50), "npz")
     monkeypatch.setattr(npz_module, "_decode", None)
-    with pytest.raises(BrokenTrajectoryError, match=r"announce [\d,]+ bytes, but at most 1,000 are"):
+    with pytest.raises(BrokenTrajectoryError, match=r"declare [\d,]+ bytes, but at most 1,000 are"):
         load_trajectory(path)
 
 
@@ -192,7 +192,7 @@ def test_an_archive_that_inflates_to_more_than_it_announces_takes_no_memory(tmp_
     path.write_bytes(local + data + entry + end)
     tracemalloc.start()
     try:
-        with pytest.raises(BrokenTrajectoryError, match=r"does not have the size that the archive announces"):
+        with pytest.raises(BrokenTrajectoryError, match=r"does not have the size that the archive declares"):
             load_trajectory(path)
         assert tracemalloc.get_traced_memory()[1] < 10e6
     finally:
@@ -210,7 +210,7 @@ def test_only_suspicious_files_are_blamed_for_a_lack_of_memory(
     with pytest.raises(MemoryError):  # the file is small, so it is not to blame
         load_trajectory(path)
     monkeypatch.setattr(npz_module, "_SUSPICIOUS_BYTES", 10)
-    with pytest.raises(BrokenTrajectoryError, match="there is no memory for the"):
+    with pytest.raises(BrokenTrajectoryError, match="there is not enough memory for the"):
         load_trajectory(path)
 
 
@@ -301,7 +301,7 @@ def test_other_dtypes_and_shapes_are_converted(
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"actions": np.zeros((9, 3), np.float32)}, r"Actions float32\[9, 3\].*room for 4 actions"),
+        ({"actions": np.zeros((9, 3), np.float32)}, r"Actions float32\[9, 3\].*has 4 columns for actions"),
         ({"actions": np.array(["left"] * 9)}, r"Actions <U4\[9\]"),
         ({"actions": np.int64(3)}, "actions is a single number"),
         ({"rews": np.array([["many"]] * 9)}, r"rews is <U4\[9, 1\], but must be rows of numbers"),
@@ -393,8 +393,8 @@ def test_no_damage_makes_reading_fail_in_another_way(
         (b"", "it is empty"),
         (b"hello, world", r"it begins with b'hello, w', unlike an .npz"),
         (b"PK\5\6" + bytes(18), "it lacks rl2s, .*it holds nothing"),
-        (b"PK\3\4 and then nothing of an archive, which is long enough", "no .npz file"),
-        (b"PK" + bytes(200_000), "no .npz file"),
+        (b"PK\3\4 and then nothing of an archive, which is long enough", "not an .npz file"),
+        (b"PK" + bytes(200_000), "not an .npz file"),
     ],
 )
 def test_foreign_files_are_named(tmp_path: Path, content: bytes, problem: str) -> None:
@@ -442,7 +442,7 @@ def with_directory(path: Path, at: int, content: bytes) -> None:
     [
         (lambda path: with_member(path, b"hello"), "rl2s.npy' is not an array"),
         (lambda path: with_member(path, b"\x93NUMPY\1\0\xff\xff...."), "rl2s.npy' is cut off"),
-        (lambda path: with_member(path, b"\x93NUMPY\1\0\x10\0{'descr': '<f4', "), "cannot be understood"),
+        (lambda path: with_member(path, b"\x93NUMPY\1\0\x10\0{'descr': '<f4', "), "cannot be parsed"),
         (lambda path: with_directory(path, 10, b"\x63\0"), "unknown method"),
         (lambda path: with_directory(path, 20, b"\0\xff\xff\0"), "is cut off"),
         (lambda path: with_directory(path, 24, b"\xff" * 4), "64-bit records"),

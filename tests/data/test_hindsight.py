@@ -207,7 +207,7 @@ def test_an_environment_with_other_rules_is_detected() -> None:
     [
         ({"strategy": "futur"}, r"strategy is 'futur'; allowed are .*Fix.*'future'"),
         ({"tolerance": -1.0}, r"tolerance is -1.0.*Fix"),
-        ({"share": 1.1}, r"share 1.1.*Fix"),
+        ({"share": 1.1}, r"share is 1.1.*Fix"),
         ({"goals_key": "desired"}, r"looks for the observations \['desired'\].*'goals'.*Fix"),
         ({}, r"begins at time index 2.*Fix.*stagger_traj_file_lengths = False"),  # a piece from mid-episode
     ],

@@ -46,7 +46,11 @@ def test_samples_depend_only_on_seed_rank_and_epoch(dataset: DiskTrajDataset) ->
 
 @pytest.mark.parametrize(
     ("wrong", "text"),
-    [({"batch_size": 0}, "batch_size is 0"), ({"num_workers": -1}, "workers -1"), ({}, "pool_batches is 0")],
+    [
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"num_workers": -1}, "workers is -1"),
+        ({}, "pool_batches is 0"),
+    ],
 )
 def test_impossible_numbers_are_refused_and_gin_sets_only_the_pool(
     dataset: DiskTrajDataset, wrong: dict[str, int], text: str
@@ -202,7 +206,7 @@ def test_workers_persist_survive_errors_and_interrupts_and_are_replaced(
         os.kill(pid, signal.SIGINT)
         os.kill(pid, signal.SIGTERM)
     assert pids(loader.epoch(1, 30))[:6] == before  # in turns, in a fixed order
-    with pytest.raises(RuntimeError, match=r"has died.*Fix: set Experiment\.dloader_workers"):
+    with pytest.raises(RuntimeError, match=r"A loader worker died.*Fix: lower Experiment\.dloader_workers"):
         list(loader.epoch(12, 4))
     after = pids(loader.epoch(1, 4))  # new workers take over
     assert len(after) == 4

@@ -71,8 +71,8 @@ def test_one_process_manages_a_folder_until_it_closes_or_is_killed(
         twin.close()
         assert ask("edit") == "ready\n"
         note = json.loads((tmp_path / "set/buffer/manager.json").read_text())
-        text = rf"Process {other.pid} on {note['host']} \(run 'set', since {note['since'][:10]}.*\) manages "
-        with pytest.raises(ValueError, match=rf"{text}.*set/buffer already.*Fix: end that process.*False"):
+        text = rf"Process {other.pid} on {note['host']} \(run 'set', since {note['since'][:10]}.*\) already "
+        with pytest.raises(ValueError, match=rf"{text}manages .*set/buffer: .*Fix: end that process.*False"):
             twin.delete()  # this needs the right again
         make_dataset(edit=False)
         other.kill()  # SIGKILL: nothing is cleaned up
@@ -102,5 +102,5 @@ def test_without_locks_there_is_one_warning_and_an_error_even_without_a_note(
     assert caplog.text.count("has no locks") == 1
     number = errno.EAGAIN
     (tmp_path / "manager.json").write_text("{")
-    with pytest.raises(ValueError, match=r"^Another process manages .*Fix:"):
+    with pytest.raises(ValueError, match=r"^Another process already manages .*Fix:"):
         FolderLock(tmp_path, "run", MANAGER)

@@ -104,7 +104,7 @@ def test_continuous_actions_and_several_observations() -> None:
     [
         ({"rews": np.zeros(6)}, r"rews 6.*one row per step"),
         ({"actions": np.full((7, 2), -5.0)}, r"range from -5.0 to -5.0.*\[-1, 1\]"),
-        ({"num_actions": 2}, r"range from 0 to 2.*room for 2 actions"),
+        ({"num_actions": 2}, r"range from 0 to 2.*has 2 columns for actions"),
         ({"next_obs": {"x": np.zeros((7, 1))}}, r"next_obs has the keys \['x'\]"),
     ],
 )

@@ -178,7 +178,7 @@ def test_user_errors_are_explained_with_a_fix(configured: Configured, numbered: 
         FileNotFoundError, match=r"no Minari dataset 'a/b-v0'.*test/numbers-v0.*minari download"
     ):
         configured("a/b-v0")
-    with pytest.raises(ValueError, match=r"MinariDataset does not know.*Fix: call configure\(\)"):
+    with pytest.raises(ValueError, match=r"MinariDataset has no folder yet.*Fix: call configure\(\)"):
         MinariDataset(numbered).sample_random_trajectory(np.random.default_rng(0))
     dataset = configured(numbered)
     fitting = Layout({"observation": ((1,), np.dtype(np.float32))}, 3)
@@ -358,7 +358,7 @@ def test_spaces_are_guessed_from_the_arrays(make_traj: MakeTraj) -> None:
 
 
 def test_texts_and_episodes_that_contradict_their_spaces_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"texts, which trajectories cannot hold.*Fix:"):
+    with pytest.raises(TypeError, match=r"text, which trajectories cannot hold.*Fix:"):
         EpisodeCodec(spaces.Text(5), spaces.Discrete(2))
     codec = EpisodeCodec(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
     episode: dict[str, Any] = {"id": 7, "rewards": [0.0, 1.0], "terminations": [False, True]}
@@ -497,12 +497,12 @@ def test_pieces_without_a_beginning_or_an_end_stay_episodes_of_their_own(
 
 def test_a_failed_export_leaves_no_dataset(tmp_path: Path, make_traj: MakeTraj, root: Path) -> None:
     paths = save_all(tmp_path, [make_traj(3, num_actions=n) for n in (2, 3)])
-    with pytest.raises(ValueError, match="not of the environment's action space"):
+    with pytest.raises(ValueError, match="not belong to the environment's action space"):
         export_minari(paths, "test/mixed-v0")
     assert not (root / "test" / "mixed-v0").exists()
     with pytest.raises(ValueError, match=r"is not the id of a Minari dataset.*end it with -v"):
         export_minari(paths, "mixed")
-    with pytest.raises(ValueError, match=r"'Nowhere-v0' cannot be made.*Fix:"):
+    with pytest.raises(ValueError, match=r"'Nowhere-v0' cannot be created.*Fix:"):
         export_minari(paths, "test/mixed-v0", "Nowhere-v0")
     export_minari(paths[:1], "test/mixed-v0")
     with pytest.raises(FileExistsError, match=r"exists in .*raise its version number"):

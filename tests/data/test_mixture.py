@@ -118,7 +118,7 @@ def test_a_resumed_ramp_continues(children: list[FakeDataset]) -> None:
         mixture.on_new_epoch(6)
     assert resumed.current_weights().tolist() == original.current_weights().tolist()
     assert fresh.current_weights().tolist() != original.current_weights().tolist()
-    with pytest.raises(ValueError, match=r"mixture of 2 datasets, but this one has 3.*Fix:"):
+    with pytest.raises(ValueError, match=r"mixture of 2 datasets, but this run has 3.*Fix:"):
         MixtureOfDatasets(children, [1, 1, 1]).load_state_dict(original.state_dict())
 
 

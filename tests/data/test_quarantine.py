@@ -115,7 +115,7 @@ def test_paths_that_are_not_regular_files_are_reported_without_blocking(
         Path("device.npz").symlink_to("/dev/zero")
         for name, problem in (
             *(
-                (f"{name}.npz", "it is no regular file, but a pipe.*Fix:")
+                (f"{name}.npz", "it is not a regular file, but a pipe.*Fix:")
                 for name in ("socket", "pipe", "device")
             ),
             (str(tmp_path), "it is a folder"),
@@ -175,7 +175,7 @@ def test_more_than_a_twentieth_of_broken_files_stops_the_run(
         dataset.refresh()
         dataset.sample_windows(1000, rng)
     else:
-        text = r"3 of 42 trajectory files in .*set/buffer are broken.*not a readable.*Fix: read"
+        text = r"3 of 42 trajectory files in .*set/buffer are broken.*not a readable.*Fix: correct"
         with pytest.raises(ValueError, match=text):  # noqa: PT012 - by the one or the other
             dataset.refresh()
             dataset.sample_windows(1000, rng)
@@ -287,7 +287,7 @@ def test_a_folder_that_cannot_be_listed_for_a_while_keeps_its_files(
 
     monkeypatch.setattr(os, "listdir", fail)
     assert dataset.on_end_of_collection()["total_files"] == 8
-    assert "cannot be listed now" in caplog.text
+    assert "cannot be listed at the moment" in caplog.text
 
 
 def test_a_file_truncated_while_open_is_broken(
@@ -352,7 +352,7 @@ def test_integers_out_of_the_range_of_the_run_are_found(
 
 
 @pytest.mark.parametrize("sample_by", ["trajectory", "timestep"])
-@pytest.mark.parametrize("how", ["cannot be moved", "dangling link"])
+@pytest.mark.parametrize("how", ["could not be moved", "dangling link"])
 def test_files_that_cannot_be_moved_are_skipped(
     make_dataset: MakeDataset,
     fill: Fill,
@@ -369,6 +369,6 @@ def test_files_that_cannot_be_moved_are_skipped(
         (buffer / "quarantine").touch()  # a file instead of the folder
     dataset = make_dataset(sample_by=sample_by)
     dataset.sample_windows(100, np.random.default_rng(0))
-    assert ("cannot be moved" in caplog.text) == (how == "cannot be moved")
-    assert dataset.metrics()["broken_files"] == (how == "cannot be moved")
+    assert ("could not be moved" in caplog.text) == (how == "could not be moved")
+    assert dataset.metrics()["broken_files"] == (how == "could not be moved")
     assert dataset.num_files == 4

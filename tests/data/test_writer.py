@@ -204,7 +204,7 @@ def test_rows_without_a_step_leave_no_trace(tmp_path: Path) -> None:
 
 def test_pieces_end_where_extras_begin_and_the_names_of_extras_are_fixed(tmp_path: Path) -> None:
     rollout = FakeRollout(TrajectoryWriter(tmp_path, 2), 2)
-    with pytest.raises(ValueError, match=r"This step has the extras .* expected are .*Fix: let the agent"):
+    with pytest.raises(ValueError, match=r"This step has the extras .* are expected: .*Fix: let the agent"):
         rollout.add(extras={"values": np.zeros((3, 1))})
     rollout.count, rollout.times[:] = 0, 0
     rollout.add(extras={})

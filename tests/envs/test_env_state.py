@@ -181,7 +181,10 @@ def test_a_state_that_cannot_be_stored_is_named(env: Any, missing: str) -> None:
 def test_a_state_of_another_environment_is_refused() -> None:
     one, other = EnvSpec(MAKERS["tmaze"]).build(), EnvSpec(MAKERS["time limit"]).build()
     other.reset(seed=0)
-    with pytest.raises(ValueError, match=r"is of an environment TimeLimit > TMazePassive, this one .*Fix:"):
+    with pytest.raises(
+        ValueError,
+        match=r"is that of an environment TimeLimit > TMazePassive, but this environment is .*Fix:",
+    ):
         set_state(one, get_state(other))
 
 

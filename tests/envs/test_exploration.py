@@ -242,7 +242,7 @@ def test_the_same_seed_gives_the_same_noise_and_another_seed_does_not() -> None:
 
 
 def test_state_of_another_size_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"for 6 environments, this run has 2.*Fix"):
+    with pytest.raises(ValueError, match=r"for 6 environments, but this run has 2.*Fix"):
         EpsilonGreedy(DISCRETE, 2, 0).load_state_dict(EpsilonGreedy(DISCRETE, 6, 0).state_dict())
 
 

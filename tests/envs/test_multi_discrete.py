@@ -55,7 +55,7 @@ def test_few_combinations_become_one_discrete_action(space: Any) -> None:
     assert EnvSpec(lambda: inner, joint_actions=num - 1).build().action_space == ActionMap(space).policy_space
     with pytest.raises(ValueError, match=r"gym_env.joint_actions is -1, but must be .*Fix"):
         gym_env("CartPole-v1", joint_actions=-1)
-    with pytest.raises(TypeError, match=r"The action space is Discrete\(2\), but JointActions takes.*Fix"):
+    with pytest.raises(TypeError, match=r"The action space is Discrete\(2\), but JointActions supports.*Fix"):
         JointActions(gym.make("CartPole-v1"))
     assert EnvSpec("CartPole-v1", joint_actions=64).build().action_space == spaces.Discrete(2)
 

@@ -67,7 +67,7 @@ def test_infinite_bounds_become_a_range_of_two() -> None:
     given = env.action_map.to_env(ends)
     np.testing.assert_array_equal(given, [[-1, 3, 2, -5], [0.5, 4.5, 3.5, 2.5]])
     np.testing.assert_array_equal(env.action_map.from_env(given), ends)
-    with pytest.raises(ValueError, match=r"beyond bounds that stand for the infinite ones.*Fix: give"):
+    with pytest.raises(ValueError, match=r"beyond the finite bounds that replace infinite ones.*Fix: give"):
         env.action_map.from_env(np.array([[7.0, 4.0, 3.0, 0.0]]))
 
 

@@ -117,7 +117,7 @@ def test_resolve_accepts_specs_ids_classes_and_functions() -> None:
     [
         (
             TMazePassive(horizon=3),
-            r"one environment \(TMazePassive instance\).*@TMazePassive without parenthes",
+            r"a single environment \(TMazePassive instance\).*@TMazePassive without parenthes",
         ),
         (5, r"make_env is 5 \(int\).*Fix"),
     ],
@@ -233,5 +233,7 @@ def test_a_class_of_a_module_is_named_like_an_id_and_sent_as_text() -> None:
     assert spec.build().unwrapped.gain == 2.0
     with pytest.raises(ValueError, match=r"Did you mean 'scripted_envs:ScriptedEnv'.*Fix:"):
         gym_env("scripted_envs:ScriptedEnw").build()
-    with pytest.raises(ModuleNotFoundError, match=r"module no_module_of_that_name, which is not found. Fix:"):
+    with pytest.raises(
+        ModuleNotFoundError, match=r"module no_module_of_that_name, which was not found. Fix:"
+    ):
         gym_env("no_module_of_that_name:X-v0").build()

@@ -497,5 +497,7 @@ def test_impossible_settings_are_refused(task: Any, settings: dict[str, Any], wo
 def test_the_state_of_other_settings_is_refused() -> None:
     one, other = Recall(length=3), Recall(length=4)
     one.reset(seed=0)
-    with pytest.raises(ValueError, match=r"of Recall with .*'length': 3.*this one has .*'length': 4.*Fix:"):
+    with pytest.raises(
+        ValueError, match=r"of Recall with .*'length': 3.*this environment has .*'length': 4.*Fix:"
+    ):
         other.set_state(one.get_state())

@@ -39,7 +39,7 @@ def test_words_have_fixed_numbers_and_unknown_ones_are_reported_once(caplog: Any
         assert space.encode("go go go go to to").tolist() == [2, 2, 2, 2, 3]
     blue, longer = [record.getMessage() for record in caplog.records]
     assert "'blue', which the vocabulary lacks" in blue
-    assert "6 words, and only 5" in longer
+    assert "6 words, but only the first 5" in longer
     rows = space.encode(np.array(["go", "red"], object))
     assert (rows.dtype, rows.tolist()) == (np.int16, [[2, 0, 0, 0, 0], [5, 0, 0, 0, 0]])
     assert space.encode(rows) is rows

@@ -89,11 +89,13 @@ def test_an_unknown_reference_lists_what_exists(store: UrlStore, files: Path, tm
     for unknown in ("run/state:v7", "run/state:best", "run/state:../v0"):
         with pytest.raises(FileNotFoundError, match=rf"no artifact '{unknown}'.*{known}"):
             store.get(unknown, tmp_path / "out")
-    with pytest.raises(FileNotFoundError, match=r"Run 'ruin' has none; runs that have some are run\. Fix:"):
+    with pytest.raises(
+        FileNotFoundError, match=r"Run 'ruin' has no artifacts; runs with artifacts are run\. Fix:"
+    ):
         store.get("ruin/state:v0", tmp_path / "out")
-    with pytest.raises(FileNotFoundError, match="has none, nor have others"):
+    with pytest.raises(FileNotFoundError, match="has no artifacts, and no other run has any"):
         find_artifact(UrlStore(str(tmp_path / "empty")), "latest", "run")
-    with pytest.raises(ValueError, match=r"'latest' is no reference.*Fix: name run, artifact"):
+    with pytest.raises(ValueError, match=r"'latest' is not a reference.*Fix: name the run, the artifact"):
         store.get("latest", tmp_path / "out")
 
 
@@ -109,7 +111,7 @@ def test_damage_is_detected(store: UrlStore, files: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["state", "a/b/c", "run:1/x", ".x/state"])
 def test_ambiguous_names_are_refused(store: UrlStore, files: Path, name: str) -> None:
-    with pytest.raises(ValueError, match=r"is no reference to an artifact.*Fix: name run"):
+    with pytest.raises(ValueError, match=r"is not a reference to an artifact.*Fix: name the run"):
         store.put(name, files, metadata={})
     assert store.list() == []
 
@@ -155,7 +157,7 @@ def test_links_that_leave_the_files_to_store_are_refused(
 ) -> None:
     path = (files / name).rename(tmp_path / "secret")
     (files / name).symlink_to(path)
-    with pytest.raises(ValueError, match=rf"{name} is a link out of .*files, to .*secret.*Fix:"):
+    with pytest.raises(ValueError, match=rf"{name} is a link out of .*files to .*secret.*Fix:"):
         store.put("run/state", files, metadata={})
     assert store.list() == []
     (files / name).unlink()
@@ -173,7 +175,7 @@ def test_links_that_leave_the_store_are_refused(
     place = Path(store.url, "run", "state", name)
     path = place.rename(tmp_path / "secret")
     place.symlink_to(path)
-    with pytest.raises(ValueError, match=r"is a link out of .*store, to .*secret.*Fix:"):
+    with pytest.raises(ValueError, match=r"is a link out of .*store to .*secret.*Fix:"):
         store.get("run/state:v0", tmp_path / "got")
     assert not (tmp_path / "got").exists()
 

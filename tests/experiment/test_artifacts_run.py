@@ -63,7 +63,7 @@ def test_a_run_whose_store_fails_is_complete(tmp_path: Path, caplog: pytest.LogC
     (tmp_path / "store").write_text("not a folder")
     exp = run(with_store(tmp_path))
     assert exp.checkpoints.complete_epochs() == [0, 1]
-    texts = [r.getMessage() for r in caplog.records if "The run continues" in r.getMessage()]
+    texts = [r.getMessage() for r in caplog.records if "The local checkpoint" in r.getMessage()]
     assert len(texts) == 2  # one for states, one for policies
     (tmp_path / "store").unlink()
     again = run(with_store(tmp_path, epochs=3), lambda exp: exp.load_checkpoint())
@@ -148,8 +148,8 @@ def test_each_kind_of_error_gives_one_warning_and_uploads_are_retried(
     for store.error in errors:
         sender.send(1)
         sender.uploads.close()
-    texts = [r.getMessage() for r in caplog.records if "The run continues" in r.getMessage()]
-    assert [text.partition(" The run")[0] for text in texts] == [
+    texts = [r.getMessage() for r in caplog.records if "The local checkpoint" in r.getMessage()]
+    assert [text.partition(" The local")[0] for text in texts] == [
         "The artifact run/state could not be stored in SlowStore: OSError: a.",
         "The artifact run/state could not be stored in SlowStore: ValueError: c.",
     ]
@@ -248,9 +248,12 @@ def test_unknown_references_and_paths_list_what_exists(tmp_path: Path) -> None:
     run(with_store(tmp_path, run_name="base"))
     for reference, text in [
         ("base:v9", r"'base:v9'\. Run 'base' has base/policy:v0.*base/state:v1 \(latest\)\. Fix:"),
-        ("latest", r"Run 'tiny' has none; runs that have some are base\. Fix:"),
+        ("latest", r"Run 'tiny' has no artifacts; runs with artifacts are base\. Fix:"),
         ("./nowhere", r"'nowhere' does not exist\. Fix: name a \.safetensors file"),
-        (str(tmp_path), r"holds neither a training state nor policy\.safetensors, but: runs, store\. Fix:"),
+        (
+            str(tmp_path),
+            r"holds neither a training state nor policy\.safetensors; it holds: runs, store\. Fix:",
+        ),
     ]:
         exp = with_store(tmp_path, restore_from=reference)
         with pytest.raises(FileNotFoundError, match=text):
@@ -279,7 +282,11 @@ def test_a_run_folder_means_its_best_policy_or_the_latest_one(tmp_path: Path) ->
     [
         ({"restore_from": "base:best"}, ValueError, r"has no store.*Fix: set Artifacts.store"),
         ({"restore_from": 3}, TypeError, r"restore_from is 3.*Fix: set it to"),
-        ({"Artifacts.store": UrlStore("x")}, TypeError, r"must be what makes a store.*Fix:.*@UrlStore"),
+        (
+            {"Artifacts.store": UrlStore("x")},
+            TypeError,
+            r"must be a class or function that creates a store.*Fix:.*@UrlStore",
+        ),
     ],
 )
 def test_impossible_settings_are_refused_at_once(

@@ -125,7 +125,7 @@ def test_a_run_without_a_login_says_what_to_do(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("WANDB_MODE", "online")
     exp = experiment(tmp_path, **{"Artifacts.store": None})
     exp.start()
-    with pytest.raises(ValueError, match=r"did not start: .*Fix: `wandb login`, or set WANDB_MODE=offline"):
+    with pytest.raises(ValueError, match=r"did not start: .*Fix: run `wandb login`, set WANDB_MODE=offline"):
         exp.learn()
     exp.close()
 
@@ -190,5 +190,5 @@ def test_fetching_without_a_network_says_what_to_do(tmp_path: Path) -> None:
     ):
         exp.start()
     exp.close()
-    with pytest.raises(ValueError, match=r"serves no run yet.*Fix: set Artifacts.store"):
+    with pytest.raises(ValueError, match=r"is not attached to a run.*Fix: set Artifacts.store"):
         WandbStore().get("a/b:v0", tmp_path / "out")

@@ -126,8 +126,8 @@ class Misspelt(Callback):
 @pytest.mark.parametrize(
     ("callbacks", "error", "words"),
     [
-        ([Misspelt], ValueError, r"Misspelt defines on_fit_ends.*no hook.*Fix: rename it to on_fit_end,"),
-        ([dict], TypeError, r"callbacks makes \{\}.*list of what makes Callbacks.*Fix"),
+        ([Misspelt], ValueError, r"Misspelt defines on_fit_ends.*not a hook.*Fix: rename it to on_fit_end,"),
+        ([dict], TypeError, r"callbacks makes \{\}.*that create Callbacks.*Fix"),
         ([3], TypeError, r"callbacks holds 3.*Fix"),
         (Counter, TypeError, r"callbacks is <class .*Counter.*Fix"),
     ],
@@ -213,7 +213,7 @@ def test_an_unknown_attribute_is_an_error(tmp_path: Path, mode: str, error: type
     changes: dict[str, Any] = {"env_mode": mode, "async_env_mp_context": "fork", "val_interval": None}
     exp = make_experiment(tmp_path, callbacks=curriculum(attribute="lengt"), **changes)
     exp.start()
-    words = r"CountingEnv.* has no attribute 'lengt'; looked for in CountingEnv. Did you mean 'length'\? Fix"
+    words = r"CountingEnv.* has no attribute 'lengt' \(searched: CountingEnv\). Did you mean 'length'\? Fix"
     with pytest.raises(error, match=words):
         exp.learn()
     exp.close()

@@ -140,11 +140,15 @@ def test_incomplete_missing_and_misshapen_checkpoints_are_clear_errors(
     with pytest.raises(FileNotFoundError, match=r"no weights at.*Fix:"):
         exp.load_checkpoint_from_path(tmp_path / "nothing.safetensors")
     exp = four_epochs
-    with pytest.raises(FileNotFoundError, match=r"does not exist. Complete ones are of epochs \[1, 3\].*Fix"):
+    with pytest.raises(
+        FileNotFoundError, match=r"does not exist. Complete checkpoints exist for the epochs \[1, 3\].*Fix"
+    ):
         exp.load_checkpoint(9)
     (exp.checkpoints.state_dir(3) / MARKER).unlink()
     assert exp.checkpoints.newest_epoch() == 1
-    with pytest.raises(FileNotFoundError, match=r"is incomplete. Complete ones are of epochs \[1\].*Fix:"):
+    with pytest.raises(
+        FileNotFoundError, match=r"is incomplete. Complete checkpoints exist for the epochs \[1\].*Fix:"
+    ):
         exp.load_checkpoint(3)
     shapes = r"critic.weight is \(1, 6\) in the file and \(1, 99\) in the agent.*Fix:"
     with pytest.raises(ValueError, match=shapes):
@@ -173,7 +177,7 @@ def test_a_run_of_two_processes_continues_in_one(tmp_path: Path, caplog: pytest.
     shutil.copy(folder / "rank_0.pt", folder / "rank_1.pt")
     second = started(tmp_path, traj_save_len=1000)
     second.load_checkpoint()
-    assert caplog.text.count("saved by 2 process(es), this run has 1. Fix: resume with the number") == 1
+    assert caplog.text.count("saved by 2 process(es), but this run has 1. Fix: resume with the number") == 1
     assert second.collector is not None
     exploration = second.collector.groups[0].exploration
     assert exploration is not None
@@ -190,7 +194,7 @@ def test_another_format_is_refused(four_epochs: Experiment) -> None:
     path = folder / "metadata.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 99}))
     (folder / MARKER).write_text(json.dumps({"files": {}}))
-    with pytest.raises(ValueError, match=r"format version 99, this Loxodon reads \d. Fix:"):
+    with pytest.raises(ValueError, match=r"format version 99, but this Loxodon reads \d. Fix:"):
         exp.load_checkpoint()
 
 
@@ -256,7 +260,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_one_warning(
     assert exp.load_checkpoint() == 2
     (warning,) = (r.getMessage() for r in caplog.records if "damaged" in r.getMessage())
     assert "tiny_epoch_3 is damaged" in warning
-    assert warning.endswith("Continuing from that of epoch 1 instead.")
+    assert warning.endswith("Continuing from the checkpoint of epoch 1 instead.")
     with pytest.raises(ValueError, match=rf"tiny_epoch_3 is damaged: .*{text}.*Fix:"):
         exp.load_checkpoint(3)
     if how == "marker":
@@ -357,7 +361,9 @@ def test_a_file_where_the_folder_should_be_is_one_clear_error(tmp_path: Path) ->
     exp = started(tmp_path)
     exp.checkpoints.states_dir.rmdir()
     exp.checkpoints.states_dir.touch()
-    with pytest.raises(OSError, match=r"could not .*states.*There is no earlier one. Fix:.*start again"):
+    with pytest.raises(
+        OSError, match=r"could not .*states.*There is no earlier checkpoint. Fix:.*start again"
+    ):
         exp.save_checkpoint()
 
 
@@ -368,7 +374,7 @@ def test_something_else_where_ckpts_should_be_is_one_clear_error(tmp_path: Path,
     place = exp.run_dir / "ckpts"
     place.touch() if what == "a file" else place.symlink_to("nowhere")
     with pytest.raises(
-        FileExistsError, match=rf"cannot be made: .*tiny/ckpts is {what}.*Fix: remove .*ckpts"
+        FileExistsError, match=rf"cannot be created: .*tiny/ckpts is {what}.*Fix: remove .*ckpts"
     ):
         exp.start()
 

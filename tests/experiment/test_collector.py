@@ -281,7 +281,9 @@ def test_states_are_restored_and_foreign_ones_are_refused(tmp_path: Path, length
     assert [sink.count for sink in other.groups[0].sinks[:2]] == [3, 3]  # type: ignore[attr-defined]
     other.flush()  # running pieces are stored
     assert sorted(map(len, trajectories(tmp_path))) == [3, 3, 3]
-    with pytest.raises(ValueError, match=r"state is that of 3 sinks, but there are 2 now.*Fix: resume with"):
+    with pytest.raises(
+        ValueError, match=r"state has 3 sinks for collected data, but this run has 2.*Fix: resume with"
+    ):
         make(*lengths, num_sinks=1).load_state_dict(state)
 
 

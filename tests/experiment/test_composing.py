@@ -159,7 +159,7 @@ def test_environments_of_old_gym_are_refused_with_the_new_signature(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     error = refused(capsys, *envs(*in_env("@CompOldReset")))
-    assert "def reset(self, *, seed=None, options=None)" in error
+    assert "define reset(self, *, seed=None, options=None)" in error
 
 
 # --- warnings -------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_collecting_for_a_dataset_that_takes_nothing_is_reported(
         caplog.clear()
         words = ["--config", "tiny.gin", *settings, f"Experiment.train_timesteps_per_epoch={steps}"]
         assert main(words) == 0
-        assert any("thrown away" in text for text in caplog.messages) == is_told
+        assert any("discarded" in text for text in caplog.messages) == is_told
     capsys.readouterr()
     before = sorted(Path("runs").rglob("*"))
     assert main(["--config", "tiny.gin", *settings, "DiskTrajDataset.dset_root=runs", "--check"]) == 0
@@ -214,8 +214,8 @@ def test_the_tools_package_is_runnable(
     assert ended.value.code == 0
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith("usage: python -m loxodon.tools run ")
-    assert re.search(r"Parts to put on top of one: .*encoders/ff_small", said)
-    assert "small," not in said.partition("Parts to put")[0].partition("Presets:")[2]
+    assert re.search(r"Partial presets to put on top of one: .*encoders/ff_small", said)
+    assert "small," not in said.partition("Partial presets to put")[0].partition("Presets:")[2]
 
 
 def test_settings_of_another_dataset_in_a_preset_are_not_an_error(

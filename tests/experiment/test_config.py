@@ -204,7 +204,7 @@ def test_a_module_in_the_working_folder_can_be_imported() -> None:
         ("CfgRum.epochs = 3", ["a.gin:3: no class or function 'CfgRum'", "Did you mean 'CfgRun'"]),
         ("CfgRun.epoch = 3", ["a.gin:3: CfgRun has no parameter 'epoch'", "Did you mean 'epochs'"]),
         ("\n# remark\nCfgRun:\n  epoch = 3\n", ["a.gin:6: CfgRun has no parameter 'epoch'"]),
-        ("CfgGRU.width = 3", ["a.gin:3: CfgGRU.width is given by the code", "layers, rate, norm"]),
+        ("CfgGRU.width = 3", ["a.gin:3: CfgGRU.width is set by the code", "layers, rate, norm"]),
         ("CfgRun.options = {'a': [@CfgGru()]}", ["a.gin:3:", "'CfgGru'", "Did you mean 'CfgGRU'?"]),
         ("NUM = 3\nCfgRun.epochs = %NUMM", ["a.gin:4:", "nothing defines NUMM", "'%NUM'"]),
         ("CfgRun.run_name = run one  # why", ["a.gin:3:", "a quoted string"]),
@@ -218,36 +218,42 @@ def test_a_module_in_the_working_folder_can_be_imported() -> None:
         ("CfgRun.shapes = (1,\n  2\nCfgRun.epochs = 3", ["a.gin:5:", "close each bracket", "lines above"]),
         ("CfgRun.shapes = (1,\n  2\n", ["a.gin:4:", "EOF", "close each bracket"]),
         ("include 'nowhere.gin'", ["a.gin:3: include 'nowhere.gin' names no file", "Searched in"]),
-        ("include 'a.gin'", ["a.gin:3:", "leads back to itself"]),
+        ("include 'a.gin'", ["a.gin:3:", "includes a file that includes this one"]),
         ("include nowhere.gin", ["a.gin:3:", "Fix: write include 'nowhere.gin'."]),
         ("CfgPlain.size = 3", ["CfgPlain has no parameter 'size'", "give its __init__ this parameter"]),
         ("import no_such_module_xyz", ["a.gin:3: importing 'no_such_module_xyz' failed"]),
-        ("CfgRun.epochs = 3.0", ["a.gin:3: CfgRun.epochs = 3.0 is a float, but int is allowed"]),
-        ("CfgRun.epochs = True", ["is a bool, but int is allowed"]),
+        ("CfgRun.epochs = 3.0", ["a.gin:3: CfgRun.epochs = 3.0 is a float, but must be int"]),
+        ("CfgRun.epochs = True", ["is a bool, but must be int"]),
         ("N = 'x'\nCfgRun.epochs = %N", ["a.gin:3: CfgRun.epochs = %N is a str"]),
-        ("CfgRun.epochs = None", ["is None, but int is allowed", "Fix: give a value of type int"]),
+        ("CfgRun.epochs = None", ["is None, but must be int", "Fix: give a value of type int"]),
         ("CfgRun.epochs = @cfg_bonus", ["the class or function itself", "write @cfg_bonus()"]),
-        ("CfgRun.run_name = @cfg_bonus()", ["what that call returns, but str is allowed"]),
-        ("CfgRun.encoder_type = 'CfgGRU'", ["@Name that makes a CfgEncoder or None", "Fix: write @CfgGRU."]),
-        ("CfgRun.encoder_type = @CfgGRU()", ["what that call returns", "write @CfgGRU."]),
-        ("CfgTypes.made_by = @CfgStore()", ["what that call returns, but @Name that makes a CfgEncoder"]),
+        ("CfgRun.run_name = @cfg_bonus()", ["the result of that call, but must be str"]),
+        (
+            "CfgRun.encoder_type = 'CfgGRU'",
+            ["@Name that creates a CfgEncoder or None", "Fix: write @CfgGRU."],
+        ),
+        ("CfgRun.encoder_type = @CfgGRU()", ["the result of that call", "write @CfgGRU."]),
+        (
+            "CfgTypes.made_by = @CfgStore()",
+            ["the result of that call, but must be @Name that creates a CfgEncoder"],
+        ),
         ("CfgRun.encoder_type = @CfgPlain", ["choose @CfgGRU or @CfgConv"]),
         ("CfgRun.store = @CfgStore", ["a.gin:3:", "write @CfgStore()"]),
-        ("CfgRun.shapes = [1, 2]", ["tuple[int, ...] is allowed", "give a value of type tuple[int, ...]"]),
-        ("CfgGRU.norm = 3", ["is an int, but str or None is allowed"]),
-        ("CfgStore.sizes = 'ab'", ["is a str, but Sequence[int] is allowed"]),
-        ("CfgStore.sizes = [1, 'a']", ["is a list, but Sequence[int] is allowed"]),
+        ("CfgRun.shapes = [1, 2]", ["must be tuple[int, ...]", "give a value of type tuple[int, ...]"]),
+        ("CfgGRU.norm = 3", ["is an int, but must be str or None"]),
+        ("CfgStore.sizes = 'ab'", ["is a str, but must be Sequence[int]"]),
+        ("CfgStore.sizes = [1, 'a']", ["is a list, but must be Sequence[int]"]),
         ("CfgTypes.number = '0.5'", ["write 0.5."]),
-        ("CfgTypes.seconds = '1s'", ["float is allowed"]),
-        ("CfgTypes.counted = '1'", ["int is allowed", "write 1."]),
-        ("CfgTypes.pair = (1,)", ["tuple[int, str] is allowed"]),
-        ("CfgTypes.table = {'a': 1}", ["Mapping[str, Sequence[int]] or None is allowed"]),
-        ("CfgTypes.path = 1", ["Path or None is allowed"]),
-        ("CfgTypes.kind_of = @CfgStore", ["@Name that makes a CfgEncoder or None"]),
-        ("CfgTypes.to_int = 'bonus'", ["@Name that makes an int", "Fix: choose @cfg_bonus."]),
+        ("CfgTypes.seconds = '1s'", ["must be float"]),
+        ("CfgTypes.counted = '1'", ["must be int", "write 1."]),
+        ("CfgTypes.pair = (1,)", ["must be tuple[int, str]"]),
+        ("CfgTypes.table = {'a': 1}", ["must be Mapping[str, Sequence[int]] or None"]),
+        ("CfgTypes.path = 1", ["must be Path or None"]),
+        ("CfgTypes.kind_of = @CfgStore", ["@Name that creates a CfgEncoder or None"]),
+        ("CfgTypes.to_int = 'bonus'", ["@Name that creates an int", "Fix: choose @cfg_bonus."]),
         ("CfgRun.kernel = 3", ["no parameter 'kernel'. Did you mean 'CfgConv.kernel'?"]),
         ("CfgTypes.encoder = 3", ["choose @CfgGRU() or @CfgConv()"]),
-        ("CfgConv.kind = 'vald'", ["'same' or 'valid' is allowed", "Did you mean 'valid'"]),
+        ("CfgConv.kind = 'vald'", ["must be 'same' or 'valid'", "Did you mean 'valid'"]),
     ],
 )
 def test_mistakes_in_a_file_are_explained(added: str, parts: list[str]) -> None:
@@ -282,9 +288,9 @@ CfgTypes:
         ("CfgRun.epoch=3", ["command line, `CfgRun.epoch=3`", "Did you mean 'epochs'"]),
         ("kernel=3", ["no config file defines kernel", "'CfgConv.kernel'"]),
         ("a.gin", ["must look like Name.param=value", "--config a.gin"]),
-        ("CfgRun.run_name=5", ["5 is an int, but str is allowed"]),
-        ("CfgRun.epochs=ten", ["'ten' is a str, but int is allowed"]),
-        ("CfgRun.encoder_type=@Cfg(", ["`@Cfg(` is no reference"]),
+        ("CfgRun.run_name=5", ["5 is an int, but must be str"]),
+        ("CfgRun.epochs=ten", ["'ten' is a str, but must be int"]),
+        ("CfgRun.encoder_type=@Cfg(", ["`@Cfg(` is not a reference"]),
     ],
 )
 def test_mistakes_on_the_command_line_are_explained(override: str, parts: list[str]) -> None:
@@ -309,7 +315,7 @@ def test_several_problems_in_several_files_are_one_message() -> None:
 def test_names_of_amago_are_answered_with_ours() -> None:
     import loxodon.experiment  # noqa: F401  # registers them
 
-    assert problem("Agent.n_step = 3").startswith("a.gin:3: Agent.n_step, a name of AMAGO's, is NStep.n (")
+    assert problem("Agent.n_step = 3").startswith("a.gin:3: Agent.n_step is AMAGO's name for NStep.n (")
     for names, is_there in ((checks.OF_AMAGO.keys(), False), (checks.OF_AMAGO.values(), True)):
         for name in names:
             owner, _, param = name.partition(" ")[0].rpartition(".")
@@ -354,7 +360,7 @@ def test_a_value_marked_as_required_must_be_replaced() -> None:
 
 def test_a_repeated_setting_gives_a_warning_in_one_file_but_not_across_files() -> None:
     (warning,) = load("CfgRun.epochs = 1\nCfgRun.epochs = 2").source.warnings
-    assert "a.gin:4: CfgRun.epochs was set in line 3 too" in warning
+    assert "a.gin:4: CfgRun.epochs is also set in line 3" in warning
     Path("b.gin").write_text(BASE + "CfgRun.epochs = 1\n")
     assert load("CfgRun.epochs = 2", base="include 'b.gin'\n").source.warnings == []
 
@@ -367,9 +373,12 @@ def test_a_repeated_setting_gives_a_warning_in_one_file_but_not_across_files() -
     [
         ("CfgConv.kernel = 3", "a.gin:3: CfgConv.kernel = 3 is set, but nothing in this experiment uses it"),
         ("SPARE = 3", "a.gin:3: SPARE = 3 is set, but nothing"),
-        ("narrow/CfgGRU.layers = 3", "refer to it where it belongs: @narrow/CfgGRU."),
+        ("narrow/CfgGRU.layers = 3", "refer to it where it is needed: @narrow/CfgGRU."),
         ("CfgRun.encoder_type = None\nCfgGRU.layers = 3", "a.gin:4: CfgGRU.layers = 3 is set, but nothing"),
-        ("CfgHead.size = 2", "a.gin:3: CfgHead.size = 2 has no effect: the code that makes CfgHead gives it"),
+        (
+            "CfgHead.size = 2",
+            "a.gin:3: CfgHead.size = 2 has no effect: the code that creates CfgHead sets it",
+        ),
     ],
 )
 def test_settings_that_were_not_used_are_an_error(added: str, part: str) -> None:
@@ -385,7 +394,7 @@ def test_settings_that_were_used_or_may_be_used_later_are_accepted() -> None:
     config = load(f"CfgHead.bias = True\nCfgGRU.layers = 2\n{late}cfg_bonus.share = 2\n")
     run()
     assert config.check_unused() == (
-        "a.gin:9: cfg_bonus.share = 2 was not read yet; it counts if code calls it later."
+        "a.gin:9: cfg_bonus.share = 2 has not been used so far; it takes effect if code uses it later."
     )
 
 

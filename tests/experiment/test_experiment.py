@@ -588,7 +588,7 @@ def test_a_number_above_the_limit_is_reduced_with_a_warning(
     torch.set_num_threads(2)
     with caplog.at_level(logging.WARNING):
         assert threads_of(tmp_path, 3) == 2
-    assert "torch_threads is 3, but this process may use 2" in caplog.text
+    assert "torch_threads is 3, but the limit of this process is 2" in caplog.text
     caplog.clear()
     assert threads_of(tmp_path) == 1
     assert threads_of(tmp_path, 2) == 2  # the choice of the previous run does not limit this one

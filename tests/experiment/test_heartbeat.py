@@ -224,7 +224,7 @@ def test_an_overview_covers_all_processes_and_files(fleet: Path) -> None:
 def test_status_prints_a_table(fleet: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status.main([str(fleet)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"run {fleet}: 2 of 4 processes at work"
+    assert lines[0] == f"run {fleet}: 2 of 4 processes running"
     assert lines[1].split() == list(status._COLUMNS)
     busy, gone, broke = (next(line for line in lines if word in line) for word in ("1,200", "800", "failed"))
     assert busy.split()[-2:] == ["7", "2"]

@@ -158,7 +158,7 @@ def test_the_command_of_a_run_that_an_impossible_setting_ended_does_not_continue
     with pytest.raises(ValueError, match=r"edit_actor_mask returned"):
         run(make_experiment(tmp_path, Wrong))
     said = " ".join(capsys.readouterr().out.split())
-    assert "To continue: correct what the error says, then run with --resume." in said
+    assert "To continue, correct the error, then run the same command with --resume." in said
 
 
 def test_an_extra_loss_is_not_a_mean(tmp_path: Path) -> None:
@@ -288,7 +288,9 @@ def test_a_resumed_run_may_change_multipliers_but_not_the_groups(tmp_path: Path)
     assert [g["initial_lr"] for g in again.optimizer.param_groups] == pytest.approx([1e-2, 7e-3])
     assert changed(snapshot(exp), snapshot(again)) == set()
     regrouped = learning(tmp_path, **{"AdamW.lr_multipliers": {"critics": 0.1}})
-    with pytest.raises(ValueError, match=r"groups of parameters .*actor: \d+, this run has .*critics.*Fix:"):
+    with pytest.raises(
+        ValueError, match=r"parameter groups .*actor: \d+.*, but this run has .*critics.*Fix:"
+    ):
         regrouped.load_checkpoint()
 
 
@@ -370,9 +372,10 @@ def test_the_error_names_losses_and_field_and_saves_the_batch(tmp_path: Path) ->
     exp = learning(tmp_path, **EXTRA)
     before, batch = snapshot(exp), with_nan("observation", 3, 2, 1)
     words = (
-        r"Update 0 of epoch 0 cannot be made: in micro-batch 1 the actor loss is nan \(first at sequence 3, "
-        r"timestep 2, discounts 0.9, 0.999; .*the critic loss is nan .*the next_obs loss is nan .*the size "
-        r"loss is nan .*the batch's obs\['observation'\] is not finite \(first at sequence 3, timestep 2\); "
+        r"Update 0 of epoch 0 cannot be applied: in micro-batch 1 the actor loss is nan \(first at "
+        r"sequence 3, timestep 2, discounts 0.9, 0.999; .*the critic loss is nan .*the next_obs loss is nan "
+        r".*the size loss is nan .*the batch's obs\['observation'\] is not finite \(first at sequence 3, "
+        r"timestep 2\); "
         r"the weights are finite. The batch is saved: torch.load\(.*, weights_only=True\). Fix: correct"
     )
     with pytest.raises(FloatingPointError, match=words):
@@ -386,7 +389,9 @@ def test_the_error_names_losses_and_field_and_saves_the_batch(tmp_path: Path) ->
 
 def test_a_nan_reward_is_reported_as_a_loss_of_the_critics(tmp_path: Path) -> None:
     exp = learning(tmp_path, **{"Learner.on_nan": "stop_at_once"})
-    words = r"made: the critic loss is nan \(first at sequence 1, timestep \d, .*batch's rews .* timestep 4\)"
+    words = (
+        r"applied: the critic loss is nan \(first at sequence 1, timestep \d, .*batch's rews .* timestep 4\)"
+    )
     with pytest.raises(FloatingPointError, match=words):
         exp.train_step(with_nan("rews", 1, 4))
 
@@ -402,8 +407,8 @@ def test_the_discount_of_a_bad_loss_is_named(tmp_path: Path) -> None:
 
     exp.policy.losses = spoilt
     words = (
-        r"made: the critic loss is inf \(first at sequence 2, timestep 0, discounts 0.9; 3 of 192 values\); "
-        "the batch is finite; the weights are finite.*Fix: lower"
+        r"applied: the critic loss is inf \(first at sequence 2, timestep 0, discounts 0.9; 3 of 192 "
+        r"values\); the batch is finite; the weights are finite.*Fix: lower"
     )
     with pytest.raises(FloatingPointError, match=words):
         exp.train_step(pad_batch(TRAJECTORIES), log_step=True)
@@ -413,7 +418,7 @@ def test_weights_and_gradients_that_are_not_finite_are_named(tmp_path: Path) -> 
     exp, batch = learning(tmp_path), pad_batch(TRAJECTORIES)
     name, first = next((n, p) for n, p in exp.policy.named_parameters() if n.startswith("actor."))
     handle = first.register_hook(lambda gradient: gradient * torch.nan)
-    words = f"made: the losses are finite, but not the gradient of '{name}'; the batch is finite"
+    words = f"applied: the losses are finite, but not the gradient of '{name}'; the batch is finite"
     with pytest.raises(FloatingPointError, match=words):
         exp.train_step(batch, log_step=True)
     handle.remove()

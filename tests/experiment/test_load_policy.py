@@ -278,8 +278,8 @@ def test_sampling_draws_from_the_policy(policy_file: Path) -> None:
 
 GOOD = np.zeros((2, 4), np.float32)
 MISTAKES: dict[str, tuple[tuple[Any, ...], str]] = {
-    "shape": ((np.zeros((3, 4)), [0, 0]), r"shape \(3, 4\).* says \(2, 4\).*Fix:.*reset\(num_envs=N\)"),
-    "key": (({"wrong": 1}, [0, 0]), r"got \{'wrong': 1\}.* asks for real numbers.*Fix:"),
+    "shape": ((np.zeros((3, 4)), [0, 0]), r"shape \(3, 4\).* the shape \(2, 4\).*Fix:.*reset\(num_envs=N\)"),
+    "key": (({"wrong": 1}, [0, 0]), r"got \{'wrong': 1\}.* requires real numbers.*Fix:"),
     "text": ((np.full((2, 4), "1.0"), [0, 0]), r"got array\(\[\['1.0'.*real numbers.*Fix:"),
     "too large": ((np.full((2, 4), 1e39), [0, 0]), r"got inf as .*\(environment 0\).*Fix:"),
     "no rewards": ((GOOD,), r"got no rewards.*Fix:"),
@@ -333,7 +333,7 @@ def test_settings_that_exist_only_in_another_version_are_skipped(
         text = file.metadata()["gin"]
     load_policy(changed_header(policy_file, gin=f"{text}\nAgent.num_actions_for_value = 1\n"))
     assert "saved by another version" in caplog.text
-    assert "left out: Agent.num_actions_for_value = 1." in caplog.text
+    assert "ignored: Agent.num_actions_for_value = 1." in caplog.text
 
 
 # --- untrusted files ------------------------------------------------------------------------------------
@@ -407,7 +407,7 @@ SIZES = {
     "factors": crafted_spaces(action={"type": "MultiBinary", "n": 10**12}),
 }
 REFUSED: dict[str, tuple[Mapping[str, str | None], str]] = {
-    "popen": (POPEN, r"Popen'> is no class derived from TstepEncoder.*Fix:"),
+    "popen": (POPEN, r"Popen'> is not a class derived from TstepEncoder.*Fix:"),
     "function": (
         {"types": '{"agent_type": "os:system"}'},
         "'system' of the module 'os', which has no such class",
@@ -417,7 +417,7 @@ REFUSED: dict[str, tuple[Mapping[str, str | None], str]] = {
         "no such class",
     ),
     "not imported": ({"types": '{"agent_type": "unheard_of:X"}'}, r"is not imported here.*Fix: .*trust="),
-    "types": ({"types": "[" * 100_000, "gin": ""}, r"no name to find it by. Fix:"),
+    "types": ({"types": "[" * 100_000, "gin": ""}, r"no name by which it can be imported. Fix:"),
     "call": (
         {"gin": "+Agent.gamma = @leave_a_mark()"},
         r"Agent.gamma names @leave_a_mark\(\).*networks.*trust=",
@@ -427,7 +427,10 @@ REFUSED: dict[str, tuple[Mapping[str, str | None], str]] = {
         {"gin": "+Agent.gamma = @gym_env()\ngym_env.id = 'unheard_of:X-v0'"},
         "Agent.gamma names @gym_env",
     ),
-    "type": ({"gin": "+Experiment.traj_encoder_type = @leave_a_mark"}, "no class derived from TrajEncoder"),
+    "type": (
+        {"gin": "+Experiment.traj_encoder_type = @leave_a_mark"},
+        "not a class derived from TrajEncoder",
+    ),
     "macro as type": (
         {"gin": "+Experiment.agent_type = %A\nA = %B\nB = @DiskTrajDataset"},
         "derived from BaseAgent",
@@ -465,7 +468,7 @@ REFUSED: dict[str, tuple[Mapping[str, str | None], str]] = {
     "spaces in spaces": ({"spaces": nested(400)}, r"describes no space.*Fix:"),
     "dtype": (
         {"spaces": crafted_spaces(box(4, dtype="S1000000000"))},
-        r"S1000000000 is no dtype of numbers.*Fix:",
+        r"S1000000000 is not a numeric dtype.*Fix:",
     ),
     "format": ({"loxodon_format": "99"}, r"has policy format 99 .*Fix:"),
     "no format": ({"loxodon_format": None}, r"has policy format None .*Fix:"),
@@ -477,7 +480,7 @@ REFUSED: dict[str, tuple[Mapping[str, str | None], str]] = {
         {"gin": "", "types": '{"agent_type": "no_such_module:Gone"}'},
         r"'Gone' of the module 'no_such_module'.*Fix:",
     ),
-    "no types": ({"gin": "", "types": "{}"}, r"agent_type has no name to find it by. Fix:"),
+    "no types": ({"gin": "", "types": "{}"}, r"agent_type has no name by which it can be imported. Fix:"),
     **{
         name: ({"spaces": text}, r"numbers, but at most 67,108,864 are allowed.*Fix:")
         for name, text in SIZES.items()
@@ -507,7 +510,7 @@ def crafted(path: Path, changes: Mapping[str, str | None], mark: Path) -> Path:
 def test_the_memory_of_one_environment_is_bounded(tmp_path: Path) -> None:
     exp = trained(tmp_path, "CartPole-v1", "TransformerTrajEncoder")
     file = changed_header(exp.run_dir / "ckpts" / "latest" / "policy.safetensors", max_seq_len=str(2**30))
-    with pytest.raises(ValueError, match=r"what it remembers of one environment takes .*Fix:"):
+    with pytest.raises(ValueError, match=r"its hidden state for one environment takes .*Fix:"):
         load_policy(file)
 
 
@@ -631,7 +634,7 @@ def test_a_partial_is_stored_with_its_arguments(tmp_path: Path, caplog: pytest.L
     policy = load_policy(exp.run_dir)
     assert policy.agent.state_dict().keys() == exp.policy.state_dict().keys()
     assert policy.agent.traj_encoder.emb_dim == 8
-    assert "do not say how to make" not in caplog.text
+    assert "do not record how to create" not in caplog.text
 
 
 def wrapped(make: Any) -> Any:
@@ -654,15 +657,15 @@ def test_a_type_without_a_name_gives_a_warning_and_can_be_passed_to_load_policy(
 ) -> None:
     nameless = NAMELESS[kind]()
     exp = from_python(tmp_path, agent_type=nameless)
-    (warning,) = (r.getMessage() for r in caplog.records if "do not say how to make" in r.getMessage())
+    (warning,) = (r.getMessage() for r in caplog.records if "do not record how to create" in r.getMessage())
     assert re.search(r"agent_type = .*Fix: .*types=\{'agent_type': ...\}", warning)
     with pytest.raises(
-        ValueError, match=r"agent_type has no name.*Fix: load_policy\(..., types=\{'agent_type'"
+        ValueError, match=r"agent_type has no name.*Fix: call load_policy\(..., types=\{'agent_type'"
     ):
         load_policy(exp.run_dir)
     policy = load_policy(exp.run_dir, types={"agent_type": nameless})
     assert policy.agent.state_dict().keys() == exp.policy.state_dict().keys()
-    with pytest.raises(ValueError, match=r"types has 'agent'.*agent_type.*Fix"):
+    with pytest.raises(ValueError, match=r"types has the key 'agent'.*agent_type.*Fix"):
         load_policy(exp.run_dir, types={"agent": nameless})
 
 

@@ -108,8 +108,8 @@ def test_git_problems_never_stop_a_run(tmp_path: Path, monkeypatch: pytest.Monke
 def test_another_environment_is_refused_with_each_difference(exp: Experiment, tmp_path: Path) -> None:
     other = started(tmp_path, WiderEnv)
     text = (
-        r"is of another environment: observation 'observation' is Box\(-inf, inf, \(2,\), float32\) in the "
-        r"file and Box\(-inf, inf, \(3,\), float32\) here; the action space is Discrete\(3\) in the "
+        r"belongs to another environment: observation 'observation' is Box\(-inf, inf, \(2,\), float32\) in "
+        r"the file and Box\(-inf, inf, \(3,\), float32\) here; the action space is Discrete\(3\) in the "
         r"file and Discrete\(4\) here. Fix:"
     )
     before = {name: value.clone() for name, value in other.policy.state_dict().items()}
@@ -182,7 +182,7 @@ def test_another_format_is_refused_and_another_version_gives_one_warning(
         learner.write_latest_policy()
         publish(learner, {**header, "version": version})
         assert actor.read_latest_policy() is not None
-    assert len([text for text in warnings_of(caplog) if "is of Loxodon 9.9" in text]) == 1
+    assert len([text for text in warnings_of(caplog) if "was written by Loxodon 9.9" in text]) == 1
     publish(learner, {**header, "loxodon_format": str(POLICY_FORMAT - 1)})
     with pytest.raises(ValueError, match=r"has format \d, written by Loxodon 9.9; this process has.*Fix:"):
         actor.read_latest_policy()
@@ -194,15 +194,15 @@ def test_weights_of_another_format_are_loaded_with_a_warning(
     exp = started(tmp_path)
     publish(exp, {**exp.checkpoints.facts(), "loxodon_format": str(POLICY_FORMAT - 1)})
     exp.load_checkpoint_from_path(exp.checkpoints.latest_path)
-    assert len([text for text in warnings_of(caplog) if "they fit, but act otherwise" in text]) == 1
+    assert len([text for text in warnings_of(caplog) if "they fit, but may act differently" in text]) == 1
     with gin.unlock_config():
         gin.bind_parameter("WarmStart.source", str(exp.checkpoints.latest_path))
     started(tmp_path, run_name="warm")
-    assert len([text for text in warnings_of(caplog) if "they fit, but act otherwise" in text]) == 2
+    assert len([text for text in warnings_of(caplog) if "they fit, but may act differently" in text]) == 2
     caplog.clear()
     exp.write_latest_policy()
     exp.load_checkpoint_from_path(exp.checkpoints.latest_path)
-    assert not [text for text in warnings_of(caplog) if "they fit, but act otherwise" in text]
+    assert not [text for text in warnings_of(caplog) if "they fit, but may act differently" in text]
 
 
 def test_files_without_a_header_can_be_loaded(tmp_path: Path) -> None:

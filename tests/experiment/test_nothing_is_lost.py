@@ -188,7 +188,9 @@ def test_a_run_that_fails_can_be_resumed(
         exp.learn()
     exp.close()
     state = exp.checkpoints.state_dir(1)
-    expected = f"Stopped by an error in epoch 1: saved {state}. To continue: the same command with --resume."
+    expected = (
+        f"Stopped by an error in epoch 1: saved {state}. To continue, run the same command with --resume."
+    )
     assert expected.replace(" ", "") in said(capsys).replace(" ", "")
     if kind is make_experiment:
         files = (exp.run_dir / "buffer/fifo").glob("*.npz")
@@ -280,7 +282,7 @@ def test_weights_that_are_not_finite_are_not_saved(
         exp.learn()
     exp.close()
     text = said(capsys)
-    assert "it could not be saved (the weights are not finite)" in text
+    assert "its state could not be saved (the weights are not finite)" in text
     assert way_on in text
     assert exp.checkpoints.complete_epochs() == ([] if minutes is None else [0])
 

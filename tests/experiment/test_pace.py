@@ -211,7 +211,7 @@ def test_a_learner_waits_for_the_first_data_and_while_it_is_too_far_ahead(
         learner.progress.gradient_steps += 1
     assert not learner.pace.before_update()  # asked to stop while it waits
     assert learner.told[-1] == ("waiting", "for env steps of actors")
-    assert "no actor is running (start --mode collect)" in learner.lines[0]
+    assert "but no running actor sees" in learner.lines[0]
     write_beat(tmp_path, "actor", env_steps=104, state="stopped")
     assert learner.pace.before_update()
     figures = learner.pace.figures()

@@ -179,9 +179,9 @@ def test_a_warm_start_takes_the_encoders_of_an_off_policy_run_and_lists_the_rest
     assert all(torch.equal(own[name], theirs[name]) for name in shared)
     (line,) = [record.getMessage() for record in caplog.records if "Warm start" in record.getMessage()]
     assert f"loaded {len(shared)} of {len(own)}" in line or f"{len(shared)} of {len(own)} tensors" in line
-    assert "not loaded, as before: " in line
-    assert "policy_head" in line.partition("not loaded")[2]
-    assert "critics" in line.partition("not used")[2]
+    assert "left unchanged: " in line
+    assert "policy_head" in line.partition("left unchanged")[2]
+    assert "critics" in line.partition("unused")[2]
     assert exp.epoch == 0
     exp.learn()
     exp.close()
@@ -191,10 +191,12 @@ def test_impossible_warm_starts_are_refused(tmp_path: Path) -> None:
     base = off_policy_run(tmp_path, epochs=0)
     path = str(base.checkpoints.root / "latest" / "policy.safetensors")
     wider = partial(FFTstepEncoder, n_layers=3, d_hidden=8, d_output=8, normalize_inputs=False)
-    message = r"No tensor of .*fits this agent.*: there are .*critics.*the agent has .*policy_head.*Fix:"
+    message = r"No tensor of .*fits this agent.*: the source has .*critics.*the agent has .*policy_head.*Fix:"
     with pytest.raises(ValueError, match=message):
         make_ppo(tmp_path, tstep_encoder_type=wider, **{"WarmStart.source": path}).start()
-    with pytest.raises(ValueError, match=r"WarmStart.source: .* is of another environment: .*action.*Fix:"):
+    with pytest.raises(
+        ValueError, match=r"WarmStart.source: .* belongs to another environment: .*action.*Fix:"
+    ):
         make_ppo(tmp_path, "box", **{"WarmStart.source": path}).start()
     with pytest.raises(ValueError, match=r"restore_from and WarmStart.source are both set.*Fix:"):
         make_ppo(tmp_path, **{"WarmStart.source": "./x"}, restore_from="./y").start()

@@ -153,7 +153,7 @@ def test_every_step_is_stored_once(tmp_path: Path, end: str, env: type[LongEnv])
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"parallel_actors": 2}, "states of 3 environments .* this run has 2"),
-    ({"make_train_env": EnvSpec(FrozenLake, {"slip_prob": 0.5})}, "this one has .*'slip_prob': 0.5"),
+    ({"make_train_env": EnvSpec(FrozenLake, {"slip_prob": 0.5})}, "this environment has .*'slip_prob': 0.5"),
 ]
 
 
@@ -211,7 +211,9 @@ def test_a_maze_of_another_size_is_refused() -> None:
     small, large = MazeRunner(size=7), MazeRunner(size=9)
     small.reset(seed=0)
     large.reset(seed=0)
-    with pytest.raises(ValueError, match=r"MazeRunner with .*'size': 7.*, this one has .*'size': 9.*Fix:"):
+    with pytest.raises(
+        ValueError, match=r"MazeRunner with .*'size': 7.*, but this environment has .*'size': 9.*Fix:"
+    ):
         large.set_state(small.get_state())
 
 

@@ -53,7 +53,7 @@ def test_a_full_disk_ends_the_run_with_one_error_and_loses_no_finished_file(tmp_
     assert "Traceback" not in done.stderr
     assert "A finished trajectory could not be written" in errors[0]
     assert "No space left on device" in errors[0]
-    assert "Fix: make space" in errors[0]
+    assert "Fix: free space" in errors[0]
     files = list((copy / "fifo").glob("*.npz"))
     assert len(files) > 100
     for file in files:

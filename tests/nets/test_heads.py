@@ -89,7 +89,7 @@ def test_dueling_critics_are_a_value_and_advantages_of_mean_zero() -> None:
     assert q.shape == (4, 5, 4, 2, 3)
     torch.testing.assert_close(q.mean(-1), parts[..., 0])
     torch.testing.assert_close(q.diff(dim=-1), parts[..., 1:].diff(dim=-1))
-    with pytest.raises(ValueError, match=r"an output per action.*Fix: bind CriticEnsemble"):
+    with pytest.raises(ValueError, match=r"one output per action.*Fix: bind CriticEnsemble"):
         DuelingCriticEnsemble(8, 3, 2, False)
 
 

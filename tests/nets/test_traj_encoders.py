@@ -469,7 +469,9 @@ def test_a_cue_of_a_hundred_timesteps_ago_still_counts_at_the_start(name: str) -
 def test_initial_weights_can_be_orthogonal() -> None:
     weight = FFTrajEncoder(DIM, WINDOW, d_model=8, init="orthogonal").ups[0].weight
     assert_equal_but_for_rounding(weight.T @ weight, 2.0 * torch.eye(8), NUM_OPS)  # (32, 8)
-    with pytest.raises(ValueError, match=r"init is 'zeros', allowed are 'default', 'orthogonal'. Fix: bind"):
+    with pytest.raises(
+        ValueError, match=r"init is 'zeros'; allowed are 'default' and 'orthogonal'. Fix: bind"
+    ):
         FFTrajEncoder(DIM, WINDOW, init="zeros")
 
 
@@ -492,7 +494,7 @@ def test_impossible_sizes_are_refused(build: Any, sizes: list[str]) -> None:
 @pytest.mark.parametrize(
     ("build", "settings", "error"),
     [
-        (TransformerTrajEncoder, {"d_model": 16, "n_heads": 3}, "d_model 16 and n_heads 3"),
+        (TransformerTrajEncoder, {"d_model": 16, "n_heads": 3}, "d_model is 16 and n_heads is 3"),
         (
             TransformerTrajEncoder,
             {"pos_emb": "rope+fixed"},
@@ -510,14 +512,14 @@ def test_impossible_sizes_are_refused(build: Any, sizes: list[str]) -> None:
         (
             TransformerTrajEncoder,
             {"windows": [WINDOW, 0, 1]},
-            r"windows is \[5, 0, 1\], but must be 2 numbers",
+            r"windows is \[5, 0, 1\], but must hold 2 numbers",
         ),
         (TransformerTrajEncoder, {"gating": "lstm"}, "gating is 'lstm'"),
         (GLATrajEncoder, {"decay": "none"}, "decay is 'none'"),
         (MLSTMTrajEncoder, {"n_heads": 3}, "MLSTMTrajEncoder.n_heads is 3, which does not divide"),
         (LRUTrajEncoder, {"r_max": 1.0}, "r_max 1.0, but 0 <= r_min < r_max < 1"),
         (S5TrajEncoder, {"min_step": 1.0}, "max_step 0.1, but 0 < min_step <= max_step"),
-        (HybridTrajEncoder, {"mixers": ["gru"]}, "no mixer 'gru'; it has .*'attention'.*'lru'"),
+        (HybridTrajEncoder, {"mixers": ["gru"]}, "no mixer 'gru'; allowed are .*'attention'.*'lru'"),
         (HybridTrajEncoder, {"mixer_settings": {"gru": {}}}, "no mixer 'gru'"),
     ],
 )

@@ -189,8 +189,8 @@ def test_channel_order_is_detected_and_reported_once(caplog: Any) -> None:
             torch.manual_seed(0)
             made.append(CNNTstepEncoder(picture(*shape), 3).eval())
     assert [record.getMessage() for record in caplog.records] == [
-        "Observation 'observation' (38, 40, 3) is read as 38 x 40 with 3 channels, which are its last axis.",
-        "Observation 'observation' (3, 38, 40) is read as 38 x 40 with 3 channels, which are its first axis.",
+        "Observation 'observation' (38, 40, 3) is read as 38 x 40 with 3 channels on its last axis.",
+        "Observation 'observation' (3, 38, 40) is read as 38 x 40 with 3 channels on its first axis.",
     ]
     obs, rl2s = inputs(picture(38, 40, 3))
     last = made[0](obs, rl2s, times(rl2s))
@@ -290,9 +290,9 @@ def test_kinds_of_observations_follow_from_their_spaces() -> None:
 @pytest.mark.parametrize(
     ("shape", "dtype", "advice"),
     [
-        ((40, 40, 3), np.uint8, "leave out Experiment.tstep_encoder_type"),
+        ((40, 40, 3), np.uint8, "remove Experiment.tstep_encoder_type"),
         ((30, 30), np.float32, r"DictTstepEncoder.obs_kinds = \{'seen': 'image'\}"),
-        ((4, 40, 40, 3), np.uint8, "stack them along the axis of their channels"),
+        ((4, 40, 40, 3), np.uint8, "stack them along the channel axis"),
         ((40, 2), np.float32, None),
     ],
 )
@@ -339,8 +339,8 @@ IDS = picture(7, 7, 3, high=2000, dtype=np.int32)
         (lambda: CNNTstepEncoder(picture(64, 64), 3, aug_pct_of_batch=2.0), r"aug_pct_of_batch is 2.0"),
         (lambda: GridworldCNNTstepEncoder(picture(3, 3, 2), 3), "GridworldCNN does not take .* 3 x 3"),
         (lambda: GridworldCNNTstepEncoder(IDS, 3), "at most 1,024 differ"),
-        (lambda: DictTstepEncoder(SPACE, 3, obs_kinds={"room": "image"}), "obs_kinds makes 'room'"),
-        (lambda: DictTstepEncoder(SPACE, 3, obs_kinds={"x": "flat"}), "obs_kinds makes 'x'"),
+        (lambda: DictTstepEncoder(SPACE, 3, obs_kinds={"room": "image"}), "obs_kinds sets 'room'"),
+        (lambda: DictTstepEncoder(SPACE, 3, obs_kinds={"x": "flat"}), "obs_kinds sets 'x'"),
     ],
 )
 def test_observations_that_do_not_fit_are_named(make: Callable[[], Any], message: str) -> None:

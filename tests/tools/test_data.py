@@ -103,7 +103,7 @@ def test_ls_names_formats_policy_versions_and_pieces(
     _, out, _ = run(capsys, "ls", tmp_path)
     assert "formats: npz 1, npz-compressed 1" in out
     assert "policy versions: 7 to 7 (1 different), unknown in 1 files" in out
-    assert "pieces: 1 files begin in mid-episode" in out
+    assert "pieces: 1 files begin in the middle of an episode" in out
 
 
 # --- show ----------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def test_one_unusable_file_does_not_stop_any_command(tmp_path: Path, fill: Fill,
     status, out, _ = run(capsys, "check", tmp_path / "some")
     assert status == 1
     assert "3 good, 2 broken" in out
-    assert "a link that leads to itself" in out
+    assert "a link to itself" in out
     assert run(capsys, "ls", tmp_path / "some")[0] == 1
     assert "3 files written" in run(capsys, "convert", tmp_path / "some", tmp_path / "new", "--to", "npz")[1]
 
@@ -236,7 +236,7 @@ def test_convert_overwrites_only_if_asked_to_and_skips_broken_files(
     assert [commands.format_of(path) for path in target.iterdir()] == ["npz", "npz"]
     status, out, _ = run(capsys, "convert", buffer, tmp_path / "c", "--to", "npz")
     assert status == 1
-    assert "broken, left out" in out
+    assert "broken, skipped" in out
     assert len(find_files(tmp_path / "c").files) == 3
 
 
@@ -318,7 +318,7 @@ def test_mistakes_are_one_line(tmp_path: Path, fill: Fill, capsys: Capture) -> N
     ):
         assert problem in refused(capsys, *words)
     foreign = path.rename(path.with_name("foreign.npz"))
-    assert "no id and time to keep" in refused(capsys, "convert", foreign, empty, "--to", "npz")
+    assert "id and time cannot be kept" in refused(capsys, "convert", foreign, empty, "--to", "npz")
     foreign.write_bytes(b"")
     assert "it is empty" in refused(capsys, "show", foreign)
 

@@ -256,7 +256,7 @@ def test_an_unknown_hidden_state_cannot_be_shortened() -> None:
 
     space = spaces.Dict(observation=FirstBit.observation_space)
     agent = Own(space, FirstBit.action_space, AsItIs, Sum, LENGTH)
-    with pytest.raises(ValueError, match=r"Own has a hidden state of its own.*Fix: leave out --context"):
+    with pytest.raises(ValueError, match=r"Own has its own hidden state.*Fix: remove --context"):
         cut_memory(agent, 1)
 
 
@@ -331,7 +331,7 @@ def test_a_run_is_evaluated_in_its_own_environments_with_changes_on_top(
         ("epoch:7",): "policy_epoch_7.safetensors: runs/tiny has best, latest, epoch:0. Fix: choose one",
         ("newest",): "--policy is 'newest', but must be best, latest or epoch:N. Fix: ",
         ("latest", "--set", "TMazePassive.horizn=2"): "Did you mean 'horizon'?",
-        ("latest", "--env", "CartPole-v1"): "is of another environment: ",
+        ("latest", "--env", "CartPole-v1"): "belongs to another environment: ",
     }.items():
         assert main([str(folder), *words, *wrong]) in (1, 2)
         assert says in capsys.readouterr().err
@@ -339,7 +339,7 @@ def test_a_run_is_evaluated_in_its_own_environments_with_changes_on_top(
 
 def test_a_policy_file_on_its_own_needs_an_environment(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([a_policy_that_remembers_the_bit()]) == 1
-    assert "Fix: give the folder of such a run, or name an environment: --env" in capsys.readouterr().err
+    assert "Fix: give the folder of such a run, or name an environment, e.g. --env" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("env", ["FirstBit-v0", None])
@@ -366,4 +366,4 @@ def test_a_run_configured_in_python_is_evaluated_in_its_own_environment(
         make_experiment(Path(), make_val_env=lambda: CountingEnv(length=3), epochs=1, run_name="b", **types)
     )
     assert main([str(nameless.run_dir)]) == 1
-    assert "does not say how its environment is made" in capsys.readouterr().err
+    assert "does not record how to create its environment" in capsys.readouterr().err

@@ -168,7 +168,7 @@ def test_a_page_about_two_groups_works_offline_and_names_missing_parts(
         *("fast 3 9 [8, 10] 9 [8, 10] 8 to 10", "slow 3 4 [3, 5] 4 [3, 5] 3 to 5"),  # mean and IQM of a group
         "fast 1 [1, 1]",  # the probability of improvement over slow
         "group Experiment.learning_rate fast 0.5 slow 0.25 other 0.125",
-        *("return of each attempt", "allowed to look back on", "fast Walk t best full 3 3 9 [8, 10]"),
+        *("return of each attempt", "memory limited to", "fast Walk t best full 3 3 9 [8, 10]"),
         *("cores 77", "torch 9.9", "val/return over wall time [s]", "fast 12 0 % 75 % 25 %"),
         *("other: still running, at epoch 0", "other: evaluations/a.json is unreadable"),
         *("<i>broken: state unknown; no figures", "gone: does not exist"),
@@ -276,7 +276,7 @@ def test_odd_records_are_skipped_and_counted(tmp_path: Path, caplog: pytest.LogC
     good = path.read_text().splitlines()
     path.write_text("\n".join([*odd, *good[:3], *odd, *good[3:]]))
     assert read_curves(path) == expected
-    assert f"{2 * len(odd)} lines of {path} are left out" in caplog.text
+    assert f"{2 * len(odd)} lines of {path} are skipped" in caplog.text
 
 
 @pytest.mark.parametrize("what", ["folder", "pipe", "link", "unreadable"])

@@ -55,7 +55,7 @@ def test_a_config_error_is_one_message_without_traceback_and_nothing_is_written(
     [
         (["--config", "tiny"], None),  # the suffix may be left out
         (["--config", "tini.gin"], "no such file or preset"),
-        ([], "no --config is given"),
+        ([], "no preset, .gin file or --env is given"),
         (["--config", "tiny.gin", "--epochs=3"], "unrecognized arguments: --epochs=3"),
         (["--config", "tiny.gin", "--sead", "3"], "Did you mean '--seed' or '--seeds'?"),
         (["--config", "tiny.gin", "--mode", "colect"], "invalid choice: 'colect'"),
@@ -112,7 +112,7 @@ def test_a_saved_config_is_equivalent(capsys: pytest.CaptureFixture[str]) -> Non
         saved = bound(*words, "--save-config", "mine.gin")
         assert {line for line in saved if "saved mine.gin" not in line} == before == bound("mine.gin")
         assert main(["mine.gin", "Experiment.epochs=3", "--save-config", "mine.gin", "--print-config"]) == 2
-        assert "there is another file of this name. Fix: " in capsys.readouterr().err
+        assert "a different file of this name exists. Fix: " in capsys.readouterr().err
         Path("mine.gin").unlink()
 
 
@@ -210,8 +210,8 @@ def test_a_run_without_any_update_fails_and_says_why(
     assert main(["--config", "tiny.gin", *words, "Experiment.ckpt_interval=None"]) == 1
     assert "error: This run made no update. No episode has ended" in (text := capsys.readouterr().err)
     assert "Experiment.traj_save_len, e.g. to 500" in text
-    (text,) = (r.getMessage() for r in caplog.records if "there was no update" in r.getMessage())
-    assert text.startswith("After 2 epochs there was no update. No episode has ended: 32 env steps")
+    (text,) = (r.getMessage() for r in caplog.records if "there has been no update" in r.getMessage())
+    assert text.startswith("After 2 epochs there has been no update. No episode has ended: 32 env steps")
     assert main(["--config", "tiny.gin", *words, "Experiment.traj_save_len=8"]) == 0
 
 
@@ -373,7 +373,7 @@ class OtherEnv(CountingEnv):
     ("obs_space", "words"),
     [
         (None, r"actions Discrete\(4\), .* and Discrete\(3\)"),
-        (spaces.Discrete(4), r"Discrete\(4\).*made for Dict\('observation': Box"),
+        (spaces.Discrete(4), r"Discrete\(4\).*built for Dict\('observation': Box"),
         (spaces.Dict(observation=CountingEnv().observation_space, more=spaces.Discrete(2)), "'more'"),
     ],
 )
@@ -382,7 +382,9 @@ def test_environments_that_do_not_fit_are_reported_before_training(
 ) -> None:
     env = EnvSpec(OtherEnv, {"obs_space": obs_space}, env_name="other")
     exp = make_experiment(tmp_path, **{setting: env, "FinalTest.timesteps": 6})
-    with pytest.raises(ValueError, match=rf"evaluate in \(other\) have .*{words}.*Fix:.*make_val_env"):
+    with pytest.raises(
+        ValueError, match=rf"evaluation environments \(other\) have .*{words}.*Fix:.*make_val_env"
+    ):
         exp.start()
     exp.close()
 

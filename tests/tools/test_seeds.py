@@ -89,7 +89,10 @@ def test_runs_can_be_started_through_another_program(
     assert [log.read_text() for log in logs] == ["True False\n"] * 2
     with pytest.raises(SystemExit):
         parse_run(["--config", "tmaze", "--through", "srunn -c 2"])
-    assert "--through begins with srunn, which is not a program here. Fix:" in capsys.readouterr().err
+    assert (
+        "--through begins with srunn, but there is no such program on this machine. Fix:"
+        in capsys.readouterr().err
+    )
     assert main(["--config", "tmaze", "--through", "env BY=srun"]) == 2
 
 
@@ -145,7 +148,7 @@ def test_only_unfinished_runs_are_resumed(
     assert (run_dir / "logs" / "curves.png").is_file()
     before = metrics(run_dir)
     assert main([*words, "--resume"]) == 0
-    assert "tiny-seed3 has finished already\n" in capsys.readouterr().out
+    assert "tiny-seed3 has already finished\n" in capsys.readouterr().out
     assert main([*words, "--resume", "Experiment.epochs=2"]) == 0  # more epochs than before
     assert metrics(run_dir)[: len(before)] == before
     assert metrics(run_dir)[-1]["epoch"] == 2
@@ -154,13 +157,13 @@ def test_only_unfinished_runs_are_resumed(
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--seeds", "3:3"], "'3:3' names no seeds. Fix: e.g. --seeds 0:5"),
+        (["--seeds", "3:3"], "'3:3' is not a list of seeds. Fix: write --seeds 0:5"),
         (["--seeds", "0:2", "--seed", "1"], "set by both --seeds 0:2 and --seed 1. Fix:"),
         (["--seeds", "0:2", "--jobs", "0"], "--jobs is 0, but must be at least 1. Fix:"),
-        (["--jobs", "2"], "--jobs is for runs of --seeds. Fix:"),
+        (["--jobs", "2"], "--jobs needs --seeds. Fix:"),
         (
             ["--seeds", "0:2", "--seeds=4"],
-            "the seed is set by both --seeds 0:2 and --seeds=4. Fix: leave one",
+            "the seed is set by both --seeds 0:2 and --seeds=4. Fix: remove one",
         ),
         (["--seeds", "0:2", "Experiment.seed=4"], "set by both --seeds 0:2 and Experiment.seed=4. Fix:"),
         (["--seed", "1", "Experiment.seed = 4"], "set by both --seed 1 and Experiment.seed = 4. Fix:"),

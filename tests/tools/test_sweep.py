@@ -91,7 +91,7 @@ def test_a_sweep_continues_where_it_was_prunes_and_writes_the_best(
         lines = Path("sweeps/tiny/runs", trial, "logs/metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["epoch"] for line in lines] == [0, 1]
     printed = capsys.readouterr().out
-    assert "trial 5 is ended after 100 env steps, worse than the median of others" in printed
+    assert "trial 5 was ended after 100 env steps: it was worse than the median of the others" in printed
     trials = optuna.load_study(study_name="sweep", storage="sqlite:///sweeps/tiny/study.db").trials
     assert [trial.state.name for trial in trials] == [*["COMPLETE"] * 5, "PRUNED"]
     best = max(trials[:5], key=lambda trial: trial.params["Experiment.learning_rate"])
@@ -111,7 +111,7 @@ def test_a_sweep_stops_if_every_trial_fails(capsys: pytest.CaptureFixture[str]) 
     assert begun() == ["trial-0", "trial-1", "trial-2"]
     printed = capsys.readouterr().out
     assert "trial 0 failed (exit status 7), log here/runs/trial-0/logs/console.log" in printed
-    assert "error: no trial has come to its end. Fix:" in printed
+    assert "error: no trial has finished. Fix:" in printed
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_sweep_stops_if_every_trial_fails(capsys: pytest.CaptureFixture[str]) 
         (["Experiment.learning_rate=log(1,0.1)"], "Fix: write log(1e-5,1e-3), "),
         # no class uses this setting
         ([SEARCHED[0], "KShotWrapper.num_attempts=2"], "`KShotWrapper.num_attempts=2`"),
-        (["Experiment.learning_rate=0.1"], "A sweep needs a parameter to search"),
+        (["Experiment.learning_rate=0.1"], "A sweep needs a setting to search"),
     ],
 )
 def test_impossible_settings_are_reported_before_any_trial(

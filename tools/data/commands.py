@@ -58,7 +58,7 @@ class _Parser(argparse.ArgumentParser):
         unknown = message.partition("invalid choice: '")[2].partition("'")[0]
         near = difflib.get_close_matches(unknown, [*_COMMANDS, *FILE_FORMATS], n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
-        sys.stderr.write(f"error: {message}.{hint} Fix: {self.prog} --help lists what is allowed.\n")
+        sys.stderr.write(f"error: {message}.{hint} Fix: see {self.prog} --help for what is allowed.\n")
         raise SystemExit(USAGE_ERROR)
 
 
@@ -87,20 +87,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="loxodon data",
-        description="Look at trajectory files, check, convert and exchange them.",
-        epilog="Exit status: 0 all is well, 1 broken files were found, 2 the command could not do its work.",
+        description="List, show, check, convert and exchange trajectory files.",
+        epilog="Exit status: 0 if all is well, 1 if broken files were found, 2 if the command failed.",
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
 
-    ls = commands.add_parser("ls", help="what a run, dataset, buffer or other folder holds")
+    ls = commands.add_parser(
+        "ls", help="summarise the trajectories of a run, dataset, buffer or other folder"
+    )
     ls.add_argument("folder", type=Path, metavar="FOLDER")
-    ls.add_argument("--all", action="store_true", help=f"open every file, also beyond {MAX_OPENED:,}")
+    ls.add_argument(
+        "--all", action="store_true", help=f"open every file, even if there are more than {MAX_OPENED:,}"
+    )
     ls.set_defaults(run=_ls)
 
-    show = commands.add_parser("show", help="one trajectory as a table")
+    show = commands.add_parser("show", help="show one trajectory as a table")
     show.add_argument("file", type=Path, metavar="FILE")
-    show.add_argument("--rows", type=int, default=_DEFAULT_ROWS, metavar="N", help="rows of the table")
+    show.add_argument(
+        "--rows",
+        type=int,
+        default=_DEFAULT_ROWS,
+        metavar="N",
+        help="number of rows of the table (default: %(default)s)",
+    )
     show.set_defaults(run=_show)
 
     check = commands.add_parser("check", help="read every file completely and list the broken ones")
@@ -112,26 +122,33 @@ def _parser() -> argparse.ArgumentParser:
 
     turn = commands.add_parser("convert", help="write the same trajectories in another format")
     turn.add_argument("source", type=Path, metavar="SRC", help="a trajectory file, or a folder of them")
-    turn.add_argument("target", type=Path, metavar="DST", help="a folder; made if it is missing")
-    turn.add_argument("--to", choices=FILE_FORMATS, required=True, help="format to write")
-    turn.add_argument("--force", action="store_true", help="overwrite files that exist")
+    turn.add_argument("target", type=Path, metavar="DST", help="output folder; created if it does not exist")
+    turn.add_argument("--to", choices=FILE_FORMATS, required=True, help="format of the new files")
+    turn.add_argument("--force", action="store_true", help="overwrite existing files")
     turn.add_argument(
-        "--best", type=float, metavar="SHARE", help="only the episodes of the highest returns, such as 0.1"
+        "--best",
+        type=float,
+        metavar="SHARE",
+        help="convert only this share of the episodes, those with the highest returns, e.g. 0.1",
     )
     turn.set_defaults(run=_convert)
 
-    export = commands.add_parser("export-minari", help="make a Minari dataset of a folder")
+    export = commands.add_parser("export-minari", help="create a Minari dataset from a folder")
     export.add_argument("folder", type=Path, metavar="FOLDER")
-    export.add_argument("dataset_id", metavar="DATASET_ID", help="such as maze/collected-v0")
-    export.add_argument("--env", metavar="ENV", help="gymnasium id of the environment, for its spaces")
+    export.add_argument(
+        "dataset_id", metavar="DATASET_ID", help="id of the new dataset, such as maze/collected-v0"
+    )
+    export.add_argument("--env", metavar="ENV", help="gymnasium id of the environment, to store its spaces")
     export.set_defaults(run=_export)
 
-    take = commands.add_parser("import-minari", help="make trajectory files of a Minari dataset")
-    take.add_argument("dataset_id", metavar="DATASET_ID", help="such as D4RL/door/human-v2")
-    take.add_argument("folder", type=Path, metavar="FOLDER")
-    take.add_argument("--format", choices=FILE_FORMATS, default="npz", help="of the files")
+    take = commands.add_parser("import-minari", help="create trajectory files from a Minari dataset")
     take.add_argument(
-        "--download", action="store_true", help="fetch the dataset if it is not on this machine"
+        "dataset_id", metavar="DATASET_ID", help="id of the dataset, such as D4RL/door/human-v2"
+    )
+    take.add_argument("folder", type=Path, metavar="FOLDER")
+    take.add_argument("--format", choices=FILE_FORMATS, default="npz", help="format of the files")
+    take.add_argument(
+        "--download", action="store_true", help="download the dataset if it is not on this machine"
     )
     take.set_defaults(run=_import)
     return parser
@@ -245,7 +262,7 @@ def _print_places(found: Found) -> None:
     for place, count in sorted((+found.set_aside).items()):
         _say(f"{place}: {count:,} files set aside, not counted above")
     if found.num_temporary:
-        _say(f"unfinished: {found.num_temporary:,} files that a writer has not completed")
+        _say(f"unfinished: {found.num_temporary:,} files that are still being written, or were abandoned")
     if found.foreign:
         named = ", ".join(sorted(found.foreign)[:_MAX_NAMED])
         more = ", ..." if len(found.foreign) > _MAX_NAMED else ""
@@ -271,9 +288,14 @@ def _print_summary(summary: _Summary, num_files: int) -> None:
     columns = ["env", "files", "timesteps", "length min / median / max"]
     _print_table([*columns, *(f"return {share:.0%}" for share in _QUANTILES)], rows)
     if is_sample:
-        _say(f"from a random sample of {summary.num_opened:,} of {num_files:,} files; --all opens every one")
+        _say(
+            f"from a random sample of {summary.num_opened:,} of {num_files:,} files; --all opens all of them"
+        )
     if num_pieces := sum(begins_late for env in summary.envs.values() for _, _, begins_late in env):
-        _say(f"pieces: {num_pieces:,} files begin in mid-episode; lengths and returns are those of files")
+        _say(
+            f"pieces: {num_pieces:,} files begin in the middle of an episode; lengths and returns are those "
+            "of the files, not of episodes"
+        )
     _say_counts("formats", summary.formats)
     _say_counts("extras", summary.extras)
     num_unknown = summary.versions.pop(None, 0)
@@ -282,7 +304,7 @@ def _print_summary(summary: _Summary, num_files: int) -> None:
         _say(f"policy versions: {min(versions)} to {max(versions)} ({len(versions)} different){unknown}")
     if summary.broken:
         _say(f"broken: {len(summary.broken):,} files, such as: {summary.broken[0]}")
-        _say("list them all, or move them away, with: loxodon data check FOLDER [--quarantine]")
+        _say("to list all of them, or move them away: loxodon data check FOLDER [--quarantine]")
 
 
 # ---- show ----
@@ -292,11 +314,13 @@ def _show(args: argparse.Namespace) -> bool:
     if args.file.is_dir():
         files = require_files(args.file).files
         raise ValueError(
-            f"{args.file} is a folder, but show takes one file. Fix: {files[-1].path} is the newest of "
-            f"{len(files):,} in it; `ls` describes them all."
+            f"{args.file} is a folder, but show takes one file. Fix: choose one, such as {files[-1].path}, "
+            f"the newest of {len(files):,}; `ls` summarises all of them."
         )
     if args.rows < 0:
-        raise ValueError(f"--rows is {args.rows}, but must be at least 0. Fix: --rows {_DEFAULT_ROWS}.")
+        raise ValueError(
+            f"--rows is {args.rows}, but must be at least 0. Fix: write --rows {_DEFAULT_ROWS}, for example."
+        )
     found = require_files(args.file).files[0]
     traj = load_trajectory(args.file)
     version = "unknown" if traj.policy_version is None else str(traj.policy_version)
@@ -313,7 +337,7 @@ def _show(args: argparse.Namespace) -> bool:
     if args.rows:
         _print_rows(traj, args.rows)
         _say("")
-        _say("a row holds o_t, the action taken there, and the reward and done flag that came of it")
+        _say("each row holds o_t, the action taken at it, and the reward and done flag that followed")
     return False
 
 
@@ -367,7 +391,7 @@ def _check(args: argparse.Namespace) -> bool:
     odd: dict[Path, str] = {}
     for layout, paths in kinds[1:]:
         if mismatch := kinds[0][0].describe_mismatch(layout):
-            odd |= dict.fromkeys(paths, f"it does not look like most files here: {mismatch}")
+            odd |= dict.fromkeys(paths, f"its layout differs from that of most files here: {mismatch}")
     for path, reason in broken.items():
         _say(f"broken   {path}: {reason.removeprefix(str(path)).strip()}")
     for path, reason in odd.items():
@@ -409,8 +433,8 @@ def _quarantine(broken: dict[Path, str], odd: dict[Path, str], num_good: int) ->
         doomed |= odd
     elif odd:
         _say(
-            f"{len(odd):,} files of another layout stay: they are too many to be a mistake. Fix: give each "
-            "kind of environment a dataset of its own."
+            f"{len(odd):,} files of another layout stay: there are too many of them to be a mistake. "
+            "Fix: give each kind of environment its own dataset."
         )
     moved: Counter[Path] = Counter()
     for path, reason in doomed.items():
@@ -418,7 +442,7 @@ def _quarantine(broken: dict[Path, str], odd: dict[Path, str], num_good: int) ->
         with contextlib.suppress(FileNotFoundError):  # deleted by a training process meanwhile
             moved[Quarantine(buffer, may_move=True).move(path, reason).parent] += 1
     for folder, count in moved.items():
-        _say(f"{count:,} files moved to {folder}, each with its reason in a text file beside it")
+        _say(f"{count:,} files moved to {folder}, each with a text file that states the reason")
 
 
 # ---- convert ----
@@ -431,7 +455,7 @@ def _convert(args: argparse.Namespace) -> bool:
         found.files = [file for file in found.files if file.path in best]
     num_bytes, broken = convert(found, args.target, args.to, force=args.force, track=_track("converting"))
     for reason in broken.values():
-        _say(f"broken, left out: {reason}")
+        _say(f"broken, skipped: {reason}")
     before = sum(file.size_bytes for file in found.files if file.path not in broken)
     _say(
         f"{len(found.files) - len(broken):,} files written to {args.target} as {args.to}: "
@@ -450,7 +474,7 @@ def _export(args: argparse.Namespace) -> bool:
     _say(f"{args.dataset_id}: {episodes:,} episodes, {timesteps:,} timesteps, from {len(files):,} files")
     if args.env is None:
         _say(
-            "without --env, observations are unbounded in the dataset and actions are those of the policy "
+            "without --env, observations are unbounded in the dataset and actions have the policy's form "
             "(indices from 0, or numbers in [-1, 1])"
         )
     return False
@@ -462,5 +486,5 @@ def _import(args: argparse.Namespace) -> bool:
     num_timesteps = sum(length for _, length in written)
     _say(f"{args.folder}: {len(written):,} new files, {num_timesteps:,} timesteps, as {args.format}")
     if num_present:
-        _say(f"{num_present:,} episodes were there already and stay as they are")
+        _say(f"{num_present:,} episodes already existed and were left unchanged")
     return False

@@ -48,13 +48,13 @@ def convert(
 def _check_target(target: Path, root: Path) -> None:
     if target.suffix == ".npz" or target.is_file():
         raise ValueError(
-            f"{target} looks like a file, but convert writes into a folder, where every file keeps its name. "
-            f"Fix: give {target.parent / 'converted'}, for example."
+            f"{target} looks like a file, but convert writes to a folder, in which every file keeps its "
+            f"name. Fix: give a folder such as {target.parent / 'converted'}."
         )
     if root.resolve() == target.resolve():
         raise ValueError(
-            f"{target} is where the files are: it would hold every trajectory twice. Fix: give another "
-            "folder, and delete or move the old one afterwards."
+            f"{target} is the folder of the source files, so it would hold every trajectory twice. "
+            "Fix: give another folder, and delete or move the old one afterwards."
         )
 
 
@@ -62,11 +62,11 @@ def _check_names(files: Sequence[tuple[FoundFile, Path]], force: bool) -> None:
     for file, folder in files:
         if parse_name(file.path.name) is None:
             raise ValueError(
-                f"{file.path} is not named <env>_<id>_<unix time>.npz, so it has no id and time to keep. "
+                f"{file.path} is not named <env>_<id>_<unix time>.npz, so its id and time cannot be kept. "
                 f"Fix: rename it, for example to {format_name('env', '00000001', file.name.unix_time)}."
             )
         if not force and (folder / format_name(*file.name)).exists():
             raise FileExistsError(
-                f"{folder} holds {file.path.stem} already. Fix: give an empty folder, or overwrite with "
+                f"{folder} already holds {file.path.stem}. Fix: give an empty folder, or overwrite with "
                 "--force."
             )

@@ -22,8 +22,8 @@ from .runs import Run, RunGroup, grouped, read_runs
 
 _MOST_LINES = 8  # maximum number of lines in a figure
 _BAND = (
-    "Curves are means over the runs of a group with 95 % bootstrap intervals, as far as all of them got; "
-    "single runs are faint. Wall time is that of collecting, learning and evaluating."
+    "Curves are means over the runs of a group with 95 % bootstrap intervals, up to the end of the "
+    "shortest run; single runs are faint. Wall time is the time of collecting, learning and evaluating."
 )
 # Label of the y axis and x axis.
 _LABELS = {name: (axis, title) for title, axis, names in PANELS for name in names}
@@ -125,8 +125,8 @@ class Report:
         ticks = ["full" if context is None else str(context) for context in contexts]
         panel = Panel(f"memory cut, {env}", "context [timesteps]", lines, "mean return", ticks)
         caption = (
-            f"The same policy in {env}, allowed to look back on so many timesteps. Where the line is "
-            "flat, its memory is not used. Mean and 95 % interval over runs."
+            f"The same policy in {env}, with its memory limited to this many timesteps. Where the line is "
+            "flat, more memory makes no difference. Mean and 95 % interval over runs."
         )
         return self.gallery.figure(panel, f"{task} context {env}", caption)
 
@@ -168,8 +168,8 @@ class Report:
             for i, (group, ours) in enumerate(zip(groups, scores, strict=True))
         ]
         about = (
-            "Probability of improvement: that a run of the row ends better than one of the column, with its "
-            "95 % interval; 0.5 is no difference."
+            "Probability of improvement: the probability that a run of the row ends better than a run of "
+            "the column, with its 95 % interval; 0.5 means no difference."
         )
         return page.table(about, ("", *(group.name for group in groups)), rows if len(groups) > 1 else [])
 
@@ -198,7 +198,10 @@ class Report:
             name: values for name, values in found.items() if len({*values}) > 1 or " | " in values[0]
         }
         rows = [(group.name, *(values[i] for values in differing.values())) for i, group in enumerate(groups)]
-        about = "Settings that differ, of the operative configurations; - where a run did not use one."
+        about = (
+            "Settings that differ between the operative configurations; - where a run does not use the "
+            "setting."
+        )
         return page.table(about, ("group", *differing), rows if differing else [])
 
     # ---- all tasks ----
@@ -218,10 +221,10 @@ class Report:
             rows.append(
                 (page.key(group.style), group.name, f"{whole / len(group.runs):.4g}", *shares, *rates, *steps)
             )
-        header = ["", "group", "wall time [s]", "collecting", "learning", "evaluating", "of it waiting"]
+        header = ["", "group", "wall time [s]", "collecting", "learning", "evaluating", "waiting"]
         header += ["env steps/s", "updates/s", "policy", "env", "storing", "update"]
         about = (
-            "Wall time per run, and where it went; then medians over the epochs: speeds while collecting and "
+            "Wall time per run and its shares, then medians over the epochs: speed of collecting and of "
             "learning, ms per step of all environments (policy, env, storing) and per update."
         )
         shown = self.groups[:_MOST_LINES]
@@ -312,7 +315,7 @@ def write_report(
     if not runs:
         reasons = "; ".join(f"{folder}: {reason}" for folder, reason in without.items())
         raise ValueError(
-            f"There is nothing to report. {reasons}. Fix: name folders of runs, e.g. runs/tmaze."
+            f"There is nothing to report: {reasons}. Fix: name folders of runs, e.g. runs/tmaze."
         )
     groups = sorted(grouped(runs, prefixes), key=lambda group: (group.task, group.name))
     groups = [replace(group, style=i) for i, group in enumerate(groups)]
@@ -320,12 +323,12 @@ def write_report(
     report = Report(groups, page.Gallery(target), _metric(runs, metric), -1 if is_less_better else 1)
     notes = [f"{folder}: {reason}" for folder, reason in without.items()]
     notes += [f"{run.name}: {note}" for run in runs for note in [*_unfinished(run), *run.notes]]
-    notes += [f"{run.name}: has no {report.metric} yet" for run in runs if report.metric not in run.curves]
+    notes += [f"{run.name}: has no {report.metric}" for run in runs if report.metric not in run.curves]
     made = datetime.now().astimezone().isoformat(" ", "minutes")
     intro = (
         f"<p>{len(runs)} runs in {len(groups)} groups, compared by the last <code>{page.text(report.metric)}"
     )
-    intro += f"</code>. Made {made}.</p>" + page.listing("To know before reading", notes)
+    intro += f"</code>. Made {made}.</p>" + page.listing("Notes", notes)
     path = target / "index.html"
     write_text(path, page.page("Report", intro, report.sections()))
     return path, without

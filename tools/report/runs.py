@@ -239,7 +239,7 @@ def _results(text: str) -> list[Result]:
     """Parse results; raises ValueError, FormatError, LookupError, TypeError or AttributeError for others."""
     found = parse_json(text)
     if found.get("format") != EVALUATION_FORMAT:
-        raise FormatError(f"its format is {found.get('format')!r} and not {EVALUATION_FORMAT}")
+        raise FormatError(f"its format is {found.get('format')!r} instead of {EVALUATION_FORMAT}")
     return [
         Result(
             env=_typed(found["env"], str),
@@ -275,7 +275,7 @@ def _tried(read: Callable[[str], Found], folder: Path, path: Path, notes: list[s
         reason = "is missing" if isinstance(error, FileNotFoundError) else f"is unreadable ({error})"
         notes.append(f"{path.parent.name}/{path.name} {reason}")
         if not isinstance(error, FileNotFoundError):
-            logger.warning("%s %s and is left out.", path, reason)
+            logger.warning("%s %s and is skipped.", path, reason)
         return None
 
 

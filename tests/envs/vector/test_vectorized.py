@@ -193,7 +193,7 @@ def test_rows_that_come_in_parts_are_refused() -> None:
     env = adapted(PooledEnv, num_envs=3, batch_size=2)
     env.reset()
     with pytest.raises(
-        ValueError, match=r"rewards with shape \(2,\), but .* say \(3, ...\).*Fix.*batch_size"
+        ValueError, match=r"rewards with shape \(2,\), but .* require \(3, ...\).*Fix.*batch_size"
     ):
         env.step([0, 0, 0])
 
@@ -293,7 +293,7 @@ def test_impossible_numbers_and_shapes_are_refused() -> None:
     for reward, words in (
         (np.array([1.0, np.nan]), r"returned NaN as reward.*Fix"),
         # A scalar would silently be broadcast to all rows.
-        (1.0, r"BatchedFinalEnv returned rewards with shape \(\).*say \(2, ...\).*Fix"),
+        (1.0, r"BatchedFinalEnv returned rewards with shape \(\).*require \(2, ...\).*Fix"),
     ):
         env = adapted(BatchedFinalEnv, has_final=True, autoreset_mode=AutoresetMode.SAME_STEP)
         env.reset()

@@ -61,8 +61,8 @@ NOT_FINITE = r"returned {} as observation 'observation' \(environment 1, step 2 
         ("fork", "reward shape", r"Environment 1 failed in step.*the reward array\(\[0., 0.\]\).*Fix"),
         ("sync", "nan reward", r"NaN as reward \(environment 1, step 1 .*Fix"),
         ("sync", "inf reward", r"-inf as reward \(environment 1, step 1 .*Fix"),
-        ("sync", "shape", r"with shape \(1,\).*says \(3,\).*Fix"),
-        ("fork", "shape", r"with shape \(1,\).*says \(3,\).*Fix"),
+        ("sync", "shape", r"with shape \(1,\).*the shape \(3,\).*Fix"),
+        ("fork", "shape", r"with shape \(1,\).*the shape \(3,\).*Fix"),
     ],
 )
 def test_errors_say_where_in_an_environment_they_occurred(
@@ -116,9 +116,9 @@ def test_a_close_that_fails_is_a_warning_and_the_others_are_closed(
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        (None, r"made None, but must make one gymnasium.Env. Fix: derive .* and return one"),
-        (3, r"made a int, .*Fix: derive"),
-        (vector_env_of(ScriptedEnv), r"made a SyncVectorEnv.*Fix: set Experiment.env_mode"),
+        (None, r"created None, but must create one gymnasium.Env. Fix: derive .* and return one"),
+        (3, r"created a int, .*Fix: derive"),
+        (vector_env_of(ScriptedEnv), r"created a SyncVectorEnv.*Fix: set Experiment.env_mode"),
     ],
 )
 @pytest.mark.parametrize("kind", ["sync", "fork"])

@@ -36,13 +36,19 @@ LONG = ["Experiment.epochs=100000", "Experiment.val_interval=None", "Experiment.
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--actors", "0"], "--actors is 0, but must be at least 1. Fix: e.g. --actors 2."),
+        (["--actors", "0"], "--actors is 0, but must be at least 1. Fix: write --actors 2, for example."),
         (
             ["--actors", "2", "--mode", "collect"],
-            "does not go with --mode collect. Fix: leave one of the two",
+            "cannot be combined with --mode collect. Fix: remove one of the two",
         ),
-        (["--actors", "2", "--mode", "both"], "does not go with --mode both. Fix: leave one of the two out"),
-        (["--actors", "2", "--test-run"], "--test-run is one process, without --actors. Fix"),
+        (
+            ["--actors", "2", "--mode", "both"],
+            "cannot be combined with --mode both. Fix: remove one of the two",
+        ),
+        (
+            ["--actors", "2", "--test-run"],
+            "--test-run uses one process, so it cannot be combined with --actors. Fix",
+        ),
         (["--actors", "two"], "invalid int value: 'two'. Fix: "),
     ],
 )
@@ -240,6 +246,6 @@ def test_actors_that_cannot_work_end_the_run_with_their_error(
     printed = capsys.readouterr()
     assert "error: No actor is left: actor 0 ended with exit status 2" in printed.err
     assert "no luck today" in printed.err
-    assert "Fix: correct what the log says, then run the same command with --resume" in printed.err
+    assert "Fix: correct the error in this log, then run the same command with --resume" in printed.err
     assert "saved" in printed.out
     assert tiny.actors() == []

@@ -48,7 +48,7 @@ def test_a_wrong_config_is_refused_before_anything_is_submitted(capsys: pytest.C
     assert "Did you mean 'epochs'?" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         launch.main(["--backend", "slurm", *WORDS, "--slurm-set", "account"])
-    assert "'account' has no value. Fix: e.g. --slurm-set" in capsys.readouterr().err
+    assert "'account' has no value. Fix: write --slurm-set" in capsys.readouterr().err
 
 
 # ---- Slurm ----

@@ -74,10 +74,10 @@ def test_actors_that_keep_failing_wait_longer_each_time_and_are_given_up_with_th
     assert "ended with exit status 3" in failure
     assert "4 times in a row" in failure
     assert "    the cause\n" in failure
-    assert "Fix: correct what the log says" in failure
+    assert "Fix: correct the error in this log" in failure
     assert sorted(fleet.waits()) == ["0.01", "0.01", "0.02", "0.02", "0.03", "0.03"]
     assert len(fleet.pids()) == 8
-    assert sum("given up; 1 more continue" in line for line in fleet.lines) == 1
+    assert sum("will not run again (still running: 1)" in line for line in fleet.lines) == 1
     assert (tmp_path / "actor_0.log").read_text().count("==== start ") == 4
 
 

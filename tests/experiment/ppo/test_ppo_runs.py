@@ -107,7 +107,7 @@ def test_settings_without_an_effect_are_reported_once(
     gin.parse_config("Experiment.padded_sampling = 'left'")
     changes = {**AT_DEFAULTS, "train_batches_per_epoch": 7, "exploration_wrapper_type": None}
     learned(ppo_experiment(tmp_path, **changes))
-    lines = [record.getMessage() for record in caplog.records if "no meaning" in record.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
     assert len(lines) == 1
     assert lines[0].endswith(": padded_sampling, train_batches_per_epoch.")
 

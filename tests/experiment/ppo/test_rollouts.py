@@ -199,7 +199,7 @@ def test_storing_the_state_after_the_step_triggers_the_warning(
         learner.raise_alarm(figures)
         rounding_max = figures["initial_logratio_rounding_max"]
         assert (figures["initial_logratio_abs_max"] < rounding_max < 1e-3) is is_right
-        assert ("Log-probs of a rollout differ" in caplog.text) is not is_right
+        assert ("log-probabilities of a rollout differ" in caplog.text) is not is_right
 
 
 class ValueIsObservation(PPOAgent):

@@ -127,7 +127,7 @@ def test_noise_in_updates_triggers_the_warning(caplog: pytest.LogCaptureFixture)
     figures = learner.learn_from_rollout(0)
     assert figures["initial_logratio_abs_max"] < 1e-4
     learner.raise_alarm(figures)
-    assert "Log-probs of a rollout differ" in caplog.text
+    assert "log-probabilities of a rollout differ" in caplog.text
 
 
 def test_acting_in_training_mode_triggers_the_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -139,4 +139,4 @@ def test_acting_in_training_mode_triggers_the_warning(caplog: pytest.LogCaptureF
         collector.collect(8)
         with caplog.at_level(logging.WARNING, logger="loxodon"):
             learner.raise_alarm(learner.learn_from_rollout(0))
-        assert ("Log-probs of a rollout differ" in caplog.text) is not is_right
+        assert ("log-probabilities of a rollout differ" in caplog.text) is not is_right

@@ -118,7 +118,7 @@ def test_a_signal_saves_at_once_and_explains_how_to_continue(
         )
         return
     assert f"Stopped by {name} in {where}: saved " in said
-    assert "To continue: the same command with --resume." in said
+    assert "To continue, run the same command with --resume." in said
     assert exp.checkpoints.newest_intact_epoch()[1] == []
     again = make_experiment(tmp_path, **{**NEVER, "epochs": 1, "mode": exp.mode})
     again.start()
@@ -255,7 +255,7 @@ def test_a_part_that_cannot_be_closed_gives_one_warning(
 def test_closing_is_possible_at_any_time(tmp_path: Path) -> None:
     make_experiment(tmp_path).close()
     broken = make_experiment(tmp_path, make_train_env=lambda: None)
-    with pytest.raises(TypeError, match="made None"):
+    with pytest.raises(TypeError, match="created None"):
         broken.start()
     broken.close()
     exp = make_experiment(tmp_path, epochs=1, **NEVER)
@@ -313,7 +313,7 @@ def test_a_requested_stop_returns_and_resumes_without_a_difference(
     assert (exp.epoch, exp.is_finished) == (1, False)
     said = " ".join(capsys.readouterr().out.split())
     assert "Training stops after epoch 0 (enough seen): saved" in said
-    assert "To continue: the same command with --resume." in said
+    assert "To continue, run the same command with --resume." in said
     rest = run(make_experiment(tmp_path / "parts", **settings), lambda e: e.load_checkpoint())
     assert rest.is_finished
     assert metrics(rest.run_dir) == metrics(whole.run_dir)
