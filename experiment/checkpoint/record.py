@@ -143,7 +143,7 @@ def check_checkpoint(saved: Mapping[str, Any], own: RunRecord, where: str) -> No
     if lines := config_differences(saved["config_requested"], own.config_requested):
         more = [f"and {len(lines) - _SHOWN_LINES} more"] if len(lines) > _SHOWN_LINES else []
         shown = "\n  ".join([*lines[:_SHOWN_LINES], *more])
-        logger.warning("Settings differ from those of %s (- there, + here):\n  %s", where, shown)
+        logger.warning("Settings differ from those of %s (- checkpoint, + this run):\n  %s", where, shown)
 
 
 def _version_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
