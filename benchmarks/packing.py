@@ -124,7 +124,7 @@ def main() -> None:
         "--rounds",
         type=int,
         default=4,
-        help=f"rounds of the same {POOL} updates, for packing and for padding",
+        help=f"rounds of the same {POOL} updates for each layout",
     )
     args = parser.parse_args()
     torch.set_num_threads(1)

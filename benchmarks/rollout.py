@@ -324,7 +324,7 @@ def parse() -> argparse.Namespace:
     add(
         "--overlap",
         action=argparse.BooleanOptionalAction,
-        help="let environments step while the policy acts (default: with async)",
+        help="let half of the environments step while the policy acts in the others (default: with async)",
     )
     args = parser.parse_args()
     args.overlap = args.mode == "async" and args.num_envs > 1 and args.overlap in (None, True)

@@ -158,7 +158,10 @@ def _names_in(folder: Path) -> list[str] | None:
         if error.errno in _EXHAUSTED:
             raise
         _logger.warning(
-            "%s cannot be listed at the moment (%s), so new files in it are not noticed.", folder, error
+            "%s cannot be listed at the moment (%s), so new files in it are not noticed. Fix: check its "
+            "permissions and the file system.",
+            folder,
+            error,
         )
         return None
 
@@ -324,7 +327,11 @@ class Buffer:
             return
         self._ignore(file)
         if is_missing:
-            _logger.warning("%s is skipped: it is a link to a file that does not exist.", file.path)
+            _logger.warning(
+                "%s is skipped: it is a link to a file that does not exist. Fix: remove the link or "
+                "restore the file.",
+                file.path,
+            )
             return
         self.quarantine.leave(
             Path(file.path),

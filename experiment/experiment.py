@@ -1062,7 +1062,8 @@ class Experiment(Settings):
                 part.load_state_dict(states[name])
         if self.seed is not None and self.seed != self.run_seed:
             logger.warning(
-                "The checkpoint belongs to seed %d; Experiment.seed = %d is ignored.",
+                "The checkpoint belongs to seed %d; Experiment.seed = %d is ignored. Fix: remove "
+                "Experiment.seed, or start a new run with that seed.",
                 self.run_seed,
                 self.seed,
             )

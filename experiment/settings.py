@@ -363,7 +363,7 @@ def check_for_on_policy(settings: Settings, agent: str) -> None:
     if unread and not settings.test_run:
         logger.warning(
             "These settings of Experiment have no effect for the on-policy agent %s, which trains on each "
-            "rollout with the settings of PPOLearner: %s.",
+            "rollout with the settings of PPOLearner: %s. Fix: remove them.",
             agent,
             ", ".join(sorted(unread)),
         )

@@ -139,11 +139,16 @@ def check_checkpoint(saved: Mapping[str, Any], own: RunRecord, where: str) -> No
         fix="resume with the environment it was trained in, or choose another run_name for a new run.",
     )
     if versions := _version_differences(saved, vars(own)):
-        logger.warning("%s was written with other versions: %s.", beginning, ", ".join(versions))
+        logger.warning(
+            "%s was written with other versions: %s. Fix: if the run behaves differently, install those "
+            "versions.",
+            beginning,
+            ", ".join(versions),
+        )
     if lines := config_differences(saved["config_requested"], own.config_requested):
         more = [f"and {len(lines) - _SHOWN_LINES} more"] if len(lines) > _SHOWN_LINES else []
         shown = "\n  ".join([*lines[:_SHOWN_LINES], *more])
-        logger.warning("Settings differ from those of %s (- there, + here):\n  %s", where, shown)
+        logger.warning("Settings differ from those of %s (- checkpoint, + this run):\n  %s", where, shown)
 
 
 def _version_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
@@ -207,5 +212,9 @@ def check_policy(info: PolicyInfo, path: Path, own: EnvSpaces, *, warns: bool) -
     )
     if warns and info.loxodon is not None and info.loxodon != here:
         logger.warning(
-            "The policy in %s was written by Loxodon %s, but this process has %s.", path, info.loxodon, here
+            "The policy in %s was written by Loxodon %s, but this process has %s. Fix: install the same "
+            "version for learner and actors.",
+            path,
+            info.loxodon,
+            here,
         )

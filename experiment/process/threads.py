@@ -34,7 +34,8 @@ def choose_threads(wanted: int | None, work: float = 0.0) -> None:
     if wanted is not None and wanted > limit:
         logger.warning(
             "Experiment.torch_threads is %d, but the limit of this process is %d (from OMP_NUM_THREADS, "
-            "MKL_NUM_THREADS, torch.set_num_threads, or its share of the CPU cores), so it uses %d.",
+            "MKL_NUM_THREADS, torch.set_num_threads, or its share of the CPU cores), so it uses %d. "
+            "Fix: lower Experiment.torch_threads or raise the limit.",
             wanted,
             limit,
             limit,

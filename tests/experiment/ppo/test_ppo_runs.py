@@ -109,7 +109,7 @@ def test_settings_without_an_effect_are_reported_once(
     learned(ppo_experiment(tmp_path, **changes))
     lines = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
     assert len(lines) == 1
-    assert lines[0].endswith(": padded_sampling, train_batches_per_epoch.")
+    assert ": padded_sampling, train_batches_per_epoch. Fix: " in lines[0]
 
 
 class RisingEnv(gym.Env[Any, Any]):
