@@ -22,7 +22,7 @@ _logger = logging.getLogger("loxodon")
 class LockPurpose:
     """The purpose of a lock on a folder; its files are `<name>.lock` and `<name>.json`.
 
-    The error says "<holder> <verb> <folder> already: <why>. Fix: <fix>".
+    The error says "<holder> already <verb> <folder>: <why>. Fix: <fix>".
     """
 
     name: str

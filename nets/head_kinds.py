@@ -56,7 +56,8 @@ class HeadKind:
 FIXED = HeadKind("fixed", has_waves=True)
 """Attends by place in the episode. q_t = W_q x_t + U_q waves(t) and k_s = W_k x_s + U_k waves(s), with
 learned U and sinusoidal waves; W_q and W_k begin small (`fixed_content_gain`). Ours. Reason: recall of a
-given place, such as a list in reverse, without positions in the inputs and outputs of layers.
+given place, such as a list in reverse, without positions in the inputs and outputs of layers. Effect: the
+area under the learning curve of recall in reverse is 0.23 larger than with rotary heads (docs/algorithm.md).
 """
 
 ROTARY = HeadKind("rotary", is_rotated=True)
@@ -78,7 +79,8 @@ arXiv:2108.12409. Reason: attention fades with distance.
 CONTENT = HeadKind("content", sees_present=False, begins_alike=True)
 """Attends to timesteps similar to the present, without positions, and only to s < t. Ours; equal first
 weights by Trockman & Kolter 2023, arXiv:2305.09828. Reason: recall by key from the first update on. The
-present is left out because nothing is more similar to it than itself.
+present is left out because nothing is more similar to it than itself. Effect, together with COUNTING: the
+area under the learning curve of recall by key is 0.24 larger than with rotary heads (docs/algorithm.md).
 """
 
 
@@ -100,6 +102,7 @@ COUNTING = HeadKind(
 """Counts timesteps similar to the present. Like CONTENT, with y_t = asinh(sum over s < t of
 sigmoid(q_t k_s / sqrt(E) - threshold) v_s / COUNT_SCALE). Ours; weights by Ramapuram et al. 2024,
 arXiv:2409.04431 (sigmoid attention). Reason: softmax returns a mean, which shows shares but not numbers.
+Effect: none that is clear (docs/algorithm.md).
 """
 
 KINDS = {kind.name: kind for kind in (FIXED, ROTARY, PLAIN, ALIBI, CONTENT, COUNTING)}

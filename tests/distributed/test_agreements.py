@@ -33,8 +33,8 @@ def test_a_gradient_that_is_not_finite_in_one_process_skips_the_update_in_all(ag
 
 def test_all_processes_stop_if_one_meets_nan(agreed: Any) -> None:
     first, second = (rank["nan"] for rank in agreed)
-    assert "made: the losses of another process are not finite; the batch is finite" in first, first
-    assert re.search(r"made: the critic loss is nan.*batch's rews.*update_0_process1.pt", second)
+    assert "applied: the losses of another process are not finite; the batch is finite" in first, first
+    assert re.search(r"applied: the critic loss is nan.*batch's rews.*update_0_process1.pt", second)
 
 
 def test_each_process_stores_its_own_environments(agreed: Any) -> None:
