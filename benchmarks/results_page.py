@@ -53,7 +53,7 @@ class Row:
     known: dict[str, Any]
 
     def arrivals(self) -> list[list[float] | None]:
-        """First point at the target of each run; None for a run that went on to its end without it."""
+        """First point at the target of each run; None for a run that used its budget without reaching it."""
         found = [next((p for p in run["curve"] if p[VALUE] >= self.task.target), None) for run in self.runs]
         stopped = [run["reached"] and self.stopped_at < self.task.target for run in self.runs]
         return [point for point, is_cut in zip(found, stopped, strict=True) if point or not is_cut]

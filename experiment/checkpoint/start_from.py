@@ -95,7 +95,7 @@ def as_branch(state: TrainingState) -> TrainingState:
 
 
 def _without_rollout(own: dict[str, Any]) -> dict[str, Any]:
-    """The separate state of a process, in which only exploration remains of the collector."""
+    """The state of one process; of the collector's state, only that of exploration remains."""
     if (collector := own.get("collector")) is None:
         return own
     return {**own, "collector": {**collector, "rollout": None, "sinks": [[] for _ in collector["sinks"]]}}
