@@ -18,7 +18,7 @@ from loxodon.nets import CriticEnsemble
 
 TRANSFORMER: dict[str, Any] = {
     "pos_emb": None,
-    "heads": ("fixed", "fixed", "rotary", "rotary", "rotary", "rotary", "content", "counting"),
+    "heads": ("fixed", "fixed", "rotary", "rotary", "rotary", "rotary", "content", "content"),
     "qk_norm": True,
     "sigma_reparam": False,
     "normformer_norms": False,
