@@ -19,7 +19,6 @@ EPOCH = 600  # env steps
 _EVERYWHERE = (
     "Experiment.train_timesteps_per_epoch=50",  # for each of 12 actors
     "Experiment.val_interval=2",  # every 1,200 env steps
-    "Agent.action_memory_type=None",
     "Experiment.start_learning_at_epoch=16",
     "ReplayRatio.warmup_env_steps=0",
 )
@@ -302,10 +301,6 @@ ROWS = {
     "grad_clip_1": Row("our gradient clipping at 40: at 1", ("Experiment.grad_clip=1",)),
     "published_learning_rate": Row("our learning rate of 1e-3: 1e-4", ("Experiment.learning_rate=1e-4",)),
     "published_lr_warmup": Row("our warm-up of 100 updates: 500", ("Experiment.lr_warmup_steps=500",)),
-    # A part that is off by default
-    "action_memory": Row(
-        "nothing; adds ActionMemory",
-        ("Agent.action_memory_type=@ActionMemory",),
-        cannot_matter_on=_CONTINUOUS,  # it is for discrete actions
-    ),
+    # A part that was off by default
+    "action_memory": Row("nothing; adds a memory of actions (removed for this result)", None),
 }

@@ -570,8 +570,6 @@ class Experiment(Settings):
         """A few lines on the environments, agent and devices of this run."""
         num_params = sum(p.numel() for p in self.policy.trainable_params())
         observations = ", ".join(f"{key} {space}" for key, space in self.obs_space.spaces.items())
-        memory = self.policy.action_memory
-        remembers = "" if memory is None else f", memory of the outcomes of {memory.num_actions} actions"
         processes = self.accelerator.num_processes
         num_steps = processes * self.parallel_actors * self.train_timesteps_per_epoch
         most = "" if self.max_env_steps is None else f", at most {self.max_env_steps:,} env steps"
@@ -584,7 +582,7 @@ class Experiment(Settings):
             "actions": str(self.action_space),
             "encoders": self._describe_encoders(),
             "agent": f"{type(self.policy).__name__}, {num_params:,} trainable parameters, "
-            f"sequences up to {self.max_seq_len} steps{remembers}",
+            f"sequences up to {self.max_seq_len} steps",
             "epoch": f"{num_steps:,} env steps, {self.trainer.describe()}; {self.epochs} "
             f"epoch{'s' if self.epochs != 1 else ''}{most}",
             "dataset": f"{type(self.dataset).__name__} {self.dataset.save_new_trajs_to or ''}".rstrip(),

@@ -10,25 +10,23 @@ import gin
 import torch
 from einops import pack, rearrange, unpack
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from .distributions import DistributionType, Gaussian, PolicyDistribution
-from .init import FAN_IN_GAIN, ORTHOGONAL_GAIN, READER_GAIN
-from .mlp import MLP, activation_fn, as_rows, orthogonal_init, require_at_least, require_positive
+from .init import FAN_IN_GAIN, ORTHOGONAL_GAIN
+from .mlp import MLP, activation_fn, orthogonal_init, require_at_least, require_positive
 
 _DEAD = 0.025  # share of the layer's average activation below which a unit counts as dead
 _BLOCK = 2**21  # number of logits in memory at once
 
 
-@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "distribution", "memory_dim"])
+@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "distribution"])
 class Actor(nn.Module):
     """One policy per discount factor from a shared MLP.
 
-    Shapes: state (..., D), or (..., D + A K) followed by the A rows of an ActionMemory of width K
-        -> distribution over (..., G, A).
+    Shapes: state (..., D) -> distribution over (..., G, A).
 
     Args:
-        state_dim, action_dim, num_discounts, distribution, memory_dim: given by the agent; memory_dim is K.
+        state_dim, action_dim, num_discounts, distribution: given by the agent.
         n_layers: number of hidden layers.
         d_hidden: width of the hidden layers.
         activation: name of the non-linearity.
@@ -49,7 +47,6 @@ class Actor(nn.Module):
         activation: str = "leaky_relu",
         out_gain: float = 1.0,
         out_bias_gain: float = 1.0,
-        memory_dim: int = 0,
     ) -> None:
         super().__init__()
         require_positive("Actor", n_layers=n_layers, d_hidden=d_hidden)
@@ -60,23 +57,14 @@ class Actor(nn.Module):
         with torch.no_grad():
             self.mlp.out.weight.mul_(out_gain)
             self.mlp.out.bias.mul_(out_bias_gain)
-        self.state_dim = state_dim
-        self.reader = ActionReader(1, d_hidden, num_discounts, memory_dim) if memory_dim else None
 
     def forward(self, state: Tensor) -> PolicyDistribution:
-        if self.reader is None:
-            params: Tensor = self.mlp(state)
-        else:
-            rows = as_rows(state)
-            hidden = self.activations(rows)[-1]
-            memory = rows[:, self.state_dim :].reshape(-1, self.num_params, self.reader.memory_dim)
-            params = self.mlp.out(hidden) + self.reader(hidden[None], memory)[0].flatten(-2)
-            params = params.view(*state.shape[:-1], -1)
-        return self.distribution(torch.unflatten(params, -1, (self.num_discounts, self.num_params)))
+        params = torch.unflatten(self.mlp(state), -1, (self.num_discounts, self.num_params))
+        return self.distribution(params)
 
     def activations(self, state: Tensor) -> list[Tensor]:
         """Activations (..., d_hidden) of the hidden layers, first to last."""
-        found = [state[..., : self.state_dim]]
+        found = [state]
         for linear, norm in zip(self.mlp.hidden, self.mlp.norms, strict=True):
             found.append(self.mlp.activation(norm(linear(found[-1]))))
         return found[1:]
@@ -118,56 +106,7 @@ class EnsembleLinear(nn.Module):
         return torch.baddbmm(self.bias, x, self.weight)
 
 
-@gin.configurable(denylist=["num_members", "d_state", "num_outputs", "memory_dim"])
-class ActionReader(nn.Module):
-    """Additions to the outputs of a head with C members for each action, from ActionMemory rows.
-
-        added_oa = sum over k of (U h)_ok f(memory_a)_k
-    Here h is the head's last hidden layer, which receives no gradient from this module, and f is a small
-    network that all actions share.
-
-    Shapes: hidden (C, n, D), memory (n, A, K) -> (C, n, O, A).
-
-    Args:
-        num_members, d_state, num_outputs, memory_dim: C, D, O and K, given by the head.
-        d_hidden: width of the hidden layer of f.
-        width: width of the result of f.
-        hidden_gain: first weights of f's hidden layer are uniform within this / sqrt(fan_in).
-        out_gain: the same for f's output layer and its biases; with 0 the memory has no effect at first.
-    Raises: ValueError for a size below 1.
-    Source: Ours.
-    """
-
-    def __init__(
-        self,
-        num_members: int,
-        d_state: int,
-        num_outputs: int,
-        memory_dim: int,
-        *,
-        d_hidden: int = 32,
-        width: int = 16,
-        hidden_gain: float = FAN_IN_GAIN,
-        out_gain: float = READER_GAIN,
-    ) -> None:
-        super().__init__()
-        require_positive("ActionReader", d_hidden=d_hidden, width=width)
-        require_at_least(0, "ActionReader", hidden_gain=hidden_gain, out_gain=out_gain)
-        self.num_outputs, self.memory_dim, self.width = num_outputs, memory_dim, width
-        self.state = EnsembleLinear(num_members, d_state, num_outputs * width)
-        self.memory = EnsembleLinear(num_members, memory_dim, d_hidden, hidden_gain)
-        self.out = EnsembleLinear(num_members, d_hidden, width, out_gain, out_gain)
-
-    def forward(self, hidden: Tensor, memory: Tensor) -> Tensor:
-        num_members, num_rows = hidden.shape[:2]
-        rows = memory.flatten(0, 1).expand(num_members, -1, -1)
-        of_actions = self.out(F.leaky_relu(self.memory(rows))).unflatten(1, (num_rows, -1))
-        of_state = self.state(hidden.detach()).unflatten(-1, (self.num_outputs, self.width))
-        added: Tensor = of_state @ of_actions.transpose(-1, -2)
-        return added
-
-
-@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "is_discrete", "memory_dim"])
+@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "is_discrete"])
 class CriticEnsemble(nn.Module):
     """An ensemble of Q functions with an output per discount factor, which the agent turns into a value.
 
@@ -181,11 +120,9 @@ class CriticEnsemble(nn.Module):
     Shapes:
         discrete: state (..., D) -> (..., C, G, A).
         continuous: state (..., D), actions (..., K, A) -> (..., K, C, G, 1).
-        States may be followed by the rows of an ActionMemory, (..., D + A * memory_dim); without memory_dim
-        they are ignored.
 
     Args:
-        state_dim, action_dim, num_discounts, is_discrete, memory_dim: given by the agent.
+        state_dim, action_dim, num_discounts, is_discrete: given by the agent.
         num_critics: ensemble size C.
         n_layers: number of hidden layers.
         d_hidden: width of the hidden layers.
@@ -213,7 +150,6 @@ class CriticEnsemble(nn.Module):
         hidden_gain: float = FAN_IN_GAIN,
         out_gain: float = FAN_IN_GAIN,
         joint_fan_in: bool = True,
-        memory_dim: int = 0,
     ) -> None:
         super().__init__()
         require_positive("CriticEnsemble", n_layers=n_layers, num_critics=num_critics, d_hidden=d_hidden)
@@ -234,16 +170,10 @@ class CriticEnsemble(nn.Module):
         )
         self.num_outputs, self.out_gain = action_dim if is_discrete else 1, out_gain
         self.out = EnsembleLinear(num_critics, d_hidden, num_discounts * self.num_outputs, out_gain)
-        self.state_dim = state_dim
-        self.reader = ActionReader(num_critics, d_hidden, num_discounts, memory_dim) if memory_dim else None
 
     def forward(self, state: Tensor, actions: Tensor | None = None) -> Tensor:
         hidden, lead = self.activations(state, actions)
-        x = self.out(hidden[-1])
-        if self.reader is not None:
-            memory = state[..., self.state_dim :].reshape(-1, self.num_outputs, self.reader.memory_dim)
-            x = x + self.reader(hidden[-1], memory).flatten(-2)
-        y: Tensor = rearrange(x, "c n (g a) -> n c g a", g=self.num_discounts)
+        y: Tensor = rearrange(self.out(hidden[-1]), "c n (g a) -> n c g a", g=self.num_discounts)
         return unpack(y, lead, "* c g a")[0]
 
     def build(self, discounts: Sequence[float]) -> None:
@@ -279,7 +209,7 @@ class CriticEnsemble(nn.Module):
 
     def activations(self, state: Tensor, actions: Tensor | None = None) -> tuple[list[Tensor], Any]:
         """Activations (C, n, d_hidden) of hidden layers, and the shapes packed into n, for einops.unpack."""
-        rows, lead = pack([state[..., : self.state_dim]], "* d")
+        rows, lead = pack([state], "* d")
         x = self._by_member(self.from_state, rows)
         if self.from_action is not None:
             assert actions is not None
@@ -331,7 +261,7 @@ class DuelingCriticEnsemble(CriticEnsemble):
         return q
 
 
-@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "is_discrete", "memory_dim"])
+@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "is_discrete"])
 class DiscountInputCriticEnsemble(CriticEnsemble):
     """Critics with one output that read the discount factor g in addition to the state and the action.
 
@@ -357,14 +287,11 @@ class DiscountInputCriticEnsemble(CriticEnsemble):
         is_discrete: bool,
         *,
         num_critics: int = 4,
-        memory_dim: int = 0,
         **settings: Any,
     ) -> None:
         # The discount is one more feature of an action, so that first weights count it in their fan-in.
         sizes = (action_dim, num_discounts) if is_discrete else (action_dim + 1, 1)
-        super().__init__(
-            state_dim, *sizes, is_discrete, num_critics=num_critics, memory_dim=memory_dim, **settings
-        )
+        super().__init__(state_dim, *sizes, is_discrete, num_critics=num_critics, **settings)
 
     def build(self, discounts: Sequence[float]) -> None:
         odds = 1.0 / (1.0 - torch.tensor(discounts)[:, None]).clamp(min=1e-6)
