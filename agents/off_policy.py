@@ -111,8 +111,6 @@ class OffPolicyAgent(BaseAgent, ABC):
         *given: arguments that code supplies, see BaseAgent.
         gamma: discount of the acting policy.
         training_discounts: discounts that are trained in addition to gamma (empty: none).
-        training_discounts_continuous: replaces training_discounts for continuous actions (Box); None keeps
-            them.
         reward_multiplier: factor of all rewards; metrics are reported without it.
         tau: Polyak rate per update of the target networks.
         num_critics: ensemble size C.
@@ -141,7 +139,6 @@ class OffPolicyAgent(BaseAgent, ABC):
         *given: Any,
         gamma: float = 0.999,
         training_discounts: Sequence[float] = TRAINING_DISCOUNTS,
-        training_discounts_continuous: Sequence[float] | None = None,
         reward_multiplier: float = 10.0,
         tau: float = 0.003,
         num_critics: int = 4,
@@ -166,11 +163,8 @@ class OffPolicyAgent(BaseAgent, ABC):
             values=values,
             loss_weights=loss_weights,
         )
-        if isinstance(self.action_space, spaces.Box):
-            training_discounts = (
-                training_discounts if training_discounts_continuous is None else training_discounts_continuous
-            )
-            returns = returns if returns_continuous is None else returns_continuous
+        if isinstance(self.action_space, spaces.Box) and returns_continuous is not None:
+            returns = returns_continuous
         discounts = [*training_discounts, gamma]
         self.tau, self.critic_subset, self.returns = tau, critic_subset, returns
         # Agents that are made with the same part do not share its statistics.
@@ -473,7 +467,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         if not all(0.0 <= g <= 1.0 for g in discounts):
             raise ValueError(
                 f"Discounts are {list(discounts)}, but must lie in [0, 1]. Fix: bind {name}.gamma, and each "
-                f"of {name}.training_discounts (or training_discounts_continuous), to a number from 0 to 1."
+                f"of {name}.training_discounts, to a number from 0 to 1."
             )
         if self.returns.needs_probabilities and not self.is_discrete:
             raise ValueError(

@@ -453,16 +453,14 @@ def test_targets_and_the_actor_loss_use_different_numbers_of_sampled_actions(kin
             make(kind, BOX, **{name: 0})
 
 
-def test_continuous_actions_may_have_discounts_and_returns_of_their_own() -> None:
-    own = {"training_discounts": (0.5, 0.9), "training_discounts_continuous": (0.3,), "gamma": 0.99}
-    for space, expected in ((BOX, [0.3, 0.99]), (DISCRETE, [0.5, 0.9, 0.99]), (MULTI, [0.5, 0.9, 0.99])):
-        agent = make(Agent, space, **recommended(**own))
-        assert agent.discounts[:, 0].tolist() == pytest.approx(expected)
+def test_continuous_actions_may_have_returns_of_their_own() -> None:
+    for space in (BOX, DISCRETE, MULTI):
+        agent = make(Agent, space, **recommended(training_discounts=(0.5, 0.9), gamma=0.99))
+        assert agent.discounts[:, 0].tolist() == pytest.approx([0.5, 0.9, 0.99])
         assert agent.returns == (LambdaReturns() if space is BOX else Retrace())
-    agent = make(Agent, BOX, training_discounts=(0.5, 0.9), returns=NStep(2))
-    assert (len(agent.discounts), agent.returns) == (3, NStep(2))
-    with pytest.raises(ValueError, match=r"Discounts are \[1.5, .*training_discounts_continuous"):
-        make(Agent, BOX, training_discounts_continuous=(1.5,))
+    assert make(Agent, BOX, returns=NStep(2)).returns == NStep(2)
+    with pytest.raises(ValueError, match=r"Discounts are \[1.5, .*training_discounts"):
+        make(Agent, BOX, training_discounts=(1.5,))
 
 
 # --- masks -----------------------------------------------------------------------------------------------
