@@ -244,24 +244,10 @@ ROWS = {
     "no_counting_heads": Row("the head that counts (removed for this result): one more for contents", None),
     "no_qk_gain": Row("long queries at first: a gain of 1", ("TransformerTrajEncoder.qk_gain=1.0",)),
     # First weights
-    "published_first_weights": Row(
-        "all our first weights: the published ones",
-        (
-            "CriticEnsemble.out_gain=1.7320508",
-            "CriticEnsemble.joint_fan_in=True",
-            "Actor.out_gain=1.0",
-            "Actor.out_bias_gain=1.0",
-            "FFTstepEncoder.rl2_gain=1.0",
-            "TransformerTrajEncoder.qk_gain=1.0",
-        ),
-    ),
-    "published_critic_weights": Row(
-        "our first weights of critics",
-        ("CriticEnsemble.out_gain=1.7320508", "CriticEnsemble.joint_fan_in=True"),
-    ),
+    "published_first_weights": Row("all our first weights (two removed): the published ones", None),
+    "published_critic_weights": Row("smaller first weights of critics (removed for this result)", None),
     "published_actor_weights": Row(
-        "small first weights of the actor's last layer",
-        ("Actor.out_gain=1.0", "Actor.out_bias_gain=1.0"),
+        "small first weights of the actor's last layer (removed for this result)", None
     ),
     "published_rl2_weights": Row(
         "small first weights of the previous reward and action", ("FFTstepEncoder.rl2_gain=1.0",)

@@ -30,8 +30,6 @@ class Actor(nn.Module):
         n_layers: number of hidden layers.
         d_hidden: width of the hidden layers.
         activation: name of the non-linearity.
-        out_gain: factor of the output layer's first weights; a small one begins near the uniform policy.
-        out_bias_gain: factor of the output layer's first biases.
     Raises: ValueError for a size below 1.
     """
 
@@ -45,18 +43,12 @@ class Actor(nn.Module):
         n_layers: int = 2,
         d_hidden: int = 256,
         activation: str = "leaky_relu",
-        out_gain: float = 1.0,
-        out_bias_gain: float = 1.0,
     ) -> None:
         super().__init__()
         require_positive("Actor", n_layers=n_layers, d_hidden=d_hidden)
-        require_at_least(0, "Actor", out_gain=out_gain, out_bias_gain=out_bias_gain)
         self.distribution, self.num_discounts = distribution, num_discounts
         self.num_params = distribution.num_params(action_dim)
         self.mlp = MLP(state_dim, d_hidden, num_discounts * self.num_params, n_layers, activation)
-        with torch.no_grad():
-            self.mlp.out.weight.mul_(out_gain)
-            self.mlp.out.bias.mul_(out_bias_gain)
 
     def forward(self, state: Tensor) -> PolicyDistribution:
         params = torch.unflatten(self.mlp(state), -1, (self.num_discounts, self.num_params))
@@ -87,20 +79,15 @@ def dead_units(layers: Sequence[Tensor], mask: Tensor) -> Tensor:
 class EnsembleLinear(nn.Module):
     """C independent linear layers: (C, M, d_in) -> (C, M, d_out).
 
-    First weights are uniform within `gain` / sqrt(d_in), first biases within `bias_gain` / sqrt(d_in).
+    First weights are uniform with a variance of 1 / d_in (`FAN_IN_GAIN`), first biases within 1 / sqrt(d_in).
     """
 
-    def __init__(
-        self, num_members: int, d_in: int, d_out: int, gain: float = 1.0, bias_gain: float = 1.0
-    ) -> None:
+    def __init__(self, num_members: int, d_in: int, d_out: int) -> None:
         super().__init__()
         bound = 1.0 / math.sqrt(d_in)
-        self.weight = nn.Parameter(
-            torch.empty(num_members, d_in, d_out).uniform_(-gain * bound, gain * bound)
-        )
-        self.bias = nn.Parameter(
-            torch.empty(num_members, 1, d_out).uniform_(-bias_gain * bound, bias_gain * bound)
-        )
+        limit = FAN_IN_GAIN * bound
+        self.weight = nn.Parameter(torch.empty(num_members, d_in, d_out).uniform_(-limit, limit))
+        self.bias = nn.Parameter(torch.empty(num_members, 1, d_out).uniform_(-bound, bound))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.baddbmm(self.bias, x, self.weight)
@@ -113,9 +100,9 @@ class CriticEnsemble(nn.Module):
     For discrete actions, one pass gives the values of all A actions. Continuous actions enter the first layer
     together with the state; the state's part of that layer is computed once for any number of actions.
 
-    First weights are uniform within gain / sqrt(fan_in), biases within 1 / sqrt(fan_in). The default gain
-    gives weights a variance of 1 / fan_in (see `nets/init.py`). State and action are one input of the first
-    layer, so its fan-in is D + A.
+    First weights are uniform with a variance of 1 / fan_in, first biases within 1 / sqrt(fan_in). State and
+    action are one input of the first layer, so its fan-in is D + A. Source: the published code of Grigsby et
+    al. 2023, arXiv:2310.09971.
 
     Shapes:
         discrete: state (..., D) -> (..., C, G, A).
@@ -127,10 +114,6 @@ class CriticEnsemble(nn.Module):
         n_layers: number of hidden layers.
         d_hidden: width of the hidden layers.
         activation: name of the non-linearity.
-        hidden_gain: gain of the hidden layers' first weights.
-        out_gain: gain of the output layer's first weights.
-        joint_fan_in: first weights treat state and action as one input. With False each has its own fan-in, D
-            or A, so that a few action features have as much weight as a hundred features of the state.
     """
 
     reads_discount: ClassVar[bool] = False
@@ -147,13 +130,9 @@ class CriticEnsemble(nn.Module):
         n_layers: int = 2,
         d_hidden: int = 256,
         activation: str = "leaky_relu",
-        hidden_gain: float = FAN_IN_GAIN,
-        out_gain: float = FAN_IN_GAIN,
-        joint_fan_in: bool = True,
     ) -> None:
         super().__init__()
         require_positive("CriticEnsemble", n_layers=n_layers, num_critics=num_critics, d_hidden=d_hidden)
-        require_at_least(0, "CriticEnsemble", hidden_gain=hidden_gain, out_gain=out_gain)
         self.num_critics, self.num_discounts, self.is_discrete = num_critics, num_discounts, is_discrete
         self.activation, self.d_hidden = activation_fn(activation, overwrites=True), d_hidden
         self.from_state = nn.Linear(state_dim, num_critics * d_hidden)
@@ -161,15 +140,15 @@ class CriticEnsemble(nn.Module):
         with torch.no_grad():
             for layer in (self.from_state, self.from_action):
                 if layer is not None:
-                    layer.weight.mul_(hidden_gain)
-                    if joint_fan_in and not is_discrete:  # torch scaled each by its own fan-in
+                    layer.weight.mul_(FAN_IN_GAIN)
+                    if not is_discrete:  # torch scaled each by its own fan-in
                         for weights in layer.parameters():
                             weights.mul_((layer.in_features / (state_dim + action_dim)) ** 0.5)
         self.hidden = nn.ModuleList(
-            EnsembleLinear(num_critics, d_hidden, d_hidden, hidden_gain) for _ in range(n_layers - 1)
+            EnsembleLinear(num_critics, d_hidden, d_hidden) for _ in range(n_layers - 1)
         )
-        self.num_outputs, self.out_gain = action_dim if is_discrete else 1, out_gain
-        self.out = EnsembleLinear(num_critics, d_hidden, num_discounts * self.num_outputs, out_gain)
+        self.num_outputs = action_dim if is_discrete else 1
+        self.out = EnsembleLinear(num_critics, d_hidden, num_discounts * self.num_outputs)
 
     def forward(self, state: Tensor, actions: Tensor | None = None) -> Tensor:
         hidden, lead = self.activations(state, actions)
@@ -252,7 +231,7 @@ class DuelingCriticEnsemble(CriticEnsemble):
                 "DuelingCriticEnsemble has one output per action, so it needs a Discrete action space. "
                 "Fix: bind CriticEnsemble instead."
             )
-        self.out = EnsembleLinear(num_critics, self.d_hidden, num_discounts * (1 + action_dim), self.out_gain)
+        self.out = EnsembleLinear(num_critics, self.d_hidden, num_discounts * (1 + action_dim))
 
     def forward(self, state: Tensor, actions: Tensor | None = None) -> Tensor:
         parts = super().forward(state, actions)
@@ -341,7 +320,7 @@ class BinnedCriticEnsemble(CriticEnsemble):
         **settings: Any,
     ) -> None:
         super().__init__(state_dim, action_dim, num_discounts, False, num_critics=num_critics, **settings)
-        self.out = EnsembleLinear(num_critics, self.d_hidden, num_discounts * num_bins, self.out_gain)
+        self.out = EnsembleLinear(num_critics, self.d_hidden, num_discounts * num_bins)
 
     def forward(
         self,
