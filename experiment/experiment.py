@@ -41,12 +41,11 @@ from .checkpoint.policy_file import PolicyInfo, fit_weights, load_weights, read_
 from .checkpoint.record import (
     RunRecord,
     check_checkpoint,
-    check_policy,
     environments_to_json,
     known_bindings,
     record_run,
 )
-from .checkpoint.spaces import EnvSpaces
+from .checkpoint.spaces import EnvSpaces, check_spaces
 from .checkpoint.start_from import WarmStart, as_branch, fetched
 from .checkpoint.store import CheckpointManager, TrainingState
 from .collect import Collector, RolloutGroup, StageTimer, build
@@ -1151,7 +1150,12 @@ class Experiment(Settings):
         """
         info, path = self.latest.poll(), self.checkpoints.latest_path
         if info is not None and info != self.loaded_policy:
-            check_policy(info, path, self.env_spaces, warns=self.loaded_policy is None)
+            check_spaces(
+                info.env_spaces(),
+                self.env_spaces,
+                what=f"The policy in {path}",
+                fix="start actors and learner with the same config, or another run_name.",
+            )
             info, weights = read_policy(path)
             fit_weights(self.policy, weights, path)
             self.policy.on_checkpoint_loaded(is_resume=False)

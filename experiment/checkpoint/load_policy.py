@@ -35,7 +35,7 @@ from ..config import registry
 from ..config.reading import Binding, Reference, bindings_in, parse_statements, references_in, without_macros
 from ..config.registry import cleared_config
 from ..process.versions import version_of
-from .policy_file import POLICY_FORMAT, PolicyInfo, check_fit, fit_weights, read_json, read_policy
+from .policy_file import PolicyInfo, check_fit, fit_weights, read_json, read_policy
 from .recipes import called_name, from_json, name_of
 from .spaces import EnvSpaces
 from .store import damage, find_files
@@ -246,11 +246,10 @@ def load_policy(
         file /= "model.safetensors"
     info, weights = read_policy(file)
     env_spaces = info.env_spaces()
-    if info.format != POLICY_FORMAT or env_spaces is None or info.types is None or info.max_seq_len is None:
+    if info.format is None or env_spaces is None or info.types is None or info.max_seq_len is None:
         raise ValueError(
-            f"{file} has policy format {info.format} (written by Loxodon {info.loxodon}), but this Loxodon "
-            f"({version_of('loxodon')}) builds policies of format {POLICY_FORMAT}. Fix: use the version "
-            "that wrote it, or build the experiment and call load_checkpoint_from_path."
+            f"{file} does not describe the agent that its weights are for. Fix: use a file that Loxodon "
+            "wrote, or build the experiment and call load_checkpoint_from_path."
         )
     if not 0 < info.max_seq_len <= _MOST_TIMESTEPS:
         raise ValueError(

@@ -10,7 +10,6 @@ import time
 import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import gin
@@ -20,7 +19,6 @@ from ...envs.gin_values import inside_gin
 from ..config import registry
 from ..config.reading import bindings_in, import_path
 from ..process.versions import PACKAGES, git_commit, hardware, version_of
-from .policy_file import POLICY_FORMAT, PolicyInfo
 from .recipes import to_json
 from .spaces import EnvSpaces, check_spaces
 
@@ -184,37 +182,3 @@ def bindings_of(text: str) -> dict[str, str]:
         named = replace(one, selector=matches[0].name) if len(matches) == 1 else one
         found[named.key] = repr(named.value)
     return found
-
-
-def check_policy(info: PolicyInfo, path: Path, own: EnvSpaces, *, warns: bool) -> None:
-    """Refuse a published policy of another format or for another environment.
-
-    Args:
-        info: header of the policy.
-        path: file of the policy.
-        own: spaces of this run.
-        warns: whether to warn about another version of Loxodon.
-
-    Raises: ValueError naming each difference.
-    """
-    here = version_of("loxodon")
-    if info.format is not None and info.format != POLICY_FORMAT:
-        raise ValueError(
-            f"The policy in {path} has format {info.format}, written by Loxodon {info.loxodon}; this process "
-            f"has Loxodon {here}, which reads format {POLICY_FORMAT}. Fix: install the same version of "
-            "Loxodon for learner and actors."
-        )
-    check_spaces(
-        info.env_spaces(),
-        own,
-        what=f"The policy in {path}",
-        fix="start actors and learner with the same config, or another run_name.",
-    )
-    if warns and info.loxodon is not None and info.loxodon != here:
-        logger.warning(
-            "The policy in %s was written by Loxodon %s, but this process has %s. Fix: install the same "
-            "version for learner and actors.",
-            path,
-            info.loxodon,
-            here,
-        )

@@ -470,8 +470,8 @@ REFUSED: dict[str, tuple[Mapping[str, str | None], str]] = {
         {"spaces": crafted_spaces(box(4, dtype="S1000000000"))},
         r"S1000000000 is not a numeric dtype.*Fix:",
     ),
-    "format": ({"loxodon_format": "99"}, r"has policy format 99 .*Fix:"),
-    "no format": ({"loxodon_format": None}, r"has policy format None .*Fix:"),
+    "format": ({"loxodon_format": "99"}, r"its policy format is 99, .*Fix:"),
+    "no format": ({"loxodon_format": None}, r"does not describe the agent .*Fix:"),
     "unknown": (
         {"gin": "Agent.actor_type = @NotThere"},
         r"cannot be built: .*NotThere.*Fix: import the modules",
