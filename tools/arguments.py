@@ -56,6 +56,15 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(USAGE_ERROR)
 
 
+def at_least_1(text: str) -> int:
+    """Parse a whole number of at least 1. Raises: ArgumentTypeError for anything else."""
+    if not re.fullmatch(r"0*[1-9]\d*", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number of at least 1. Fix: write 2, for example."
+        )
+    return int(text)
+
+
 # ---- run ----
 
 
@@ -168,7 +177,7 @@ def _run_parser(prog: str) -> Parser:
     add(
         "--actors",
         metavar="N",
-        type=int,
+        type=at_least_1,
         help="learn in this process, and keep N collecting processes running",
     )
     add("--device", choices=DEVICES, help="device of the agent (default: a GPU if there is one)")
@@ -184,7 +193,7 @@ def _run_parser(prog: str) -> Parser:
     add(
         "--jobs",
         metavar="N",
-        type=int,
+        type=at_least_1,
         default=1,
         help="number of runs of --seeds at a time, with one thread each (default: 1)",
     )
@@ -248,17 +257,11 @@ def _check_combinations(parser: Parser, args: argparse.Namespace) -> None:
             f"--through begins with {args.through[0]}, but there is no such program on this machine. "
             "Fix: name one that exists, such as srun."
         )
-    if args.jobs < 1:
-        parser.error(f"--jobs is {args.jobs}, but must be at least 1. Fix: write --jobs 2, for example.")
     if args.seeds is None and args.jobs > 1:
         parser.error("--jobs needs --seeds. Fix: add --seeds 0:5, for example, or remove --jobs.")
     if args.actors is not None and args.test_run:
         parser.error(
             "--test-run uses one process, so it cannot be combined with --actors. Fix: remove one of the two."
-        )
-    if args.actors is not None and args.actors < 1:
-        parser.error(
-            f"--actors is {args.actors}, but must be at least 1. Fix: write --actors 2, for example."
         )
     if args.actors is not None and args.mode in ("both", "collect"):
         parser.error(
@@ -321,7 +324,7 @@ def parse_evaluate(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--set", action="append", default=[], metavar="Name.param=value", help="change a setting; repeatable")
     add(
         "--episodes",
-        type=int,
+        type=at_least_1,
         default=100,
         metavar="N",
         help="number of episodes, over all environments (default: 100)",
@@ -329,7 +332,7 @@ def parse_evaluate(words: Sequence[str] | None = None) -> argparse.Namespace:
     parallel = (
         f"number of parallel environments (default: that of the run, or {PARALLEL_WITH_ENV} with --env)"
     )
-    add("--parallel", type=int, metavar="N", help=parallel)
+    add("--parallel", type=at_least_1, metavar="N", help=parallel)
     add(
         "--seed",
         type=int,
@@ -369,12 +372,6 @@ def parse_evaluate(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(
             "--set changes the run's environments, which --env replaces. Fix: remove one of the two."
         )
-    for name in ("episodes", "parallel"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            parser.error(
-                f"--{name} is {getattr(args, name)}, but must be at least 1. Fix: write --{name} 100, for "
-                "example."
-            )
     _check_exists(args.run)
     return args
 
@@ -461,10 +458,10 @@ def parse_sweep(
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--trials", type=int, required=True, metavar="N", help="total number of trials")
+    add("--trials", type=at_least_1, required=True, metavar="N", help="total number of trials")
     add(
         "--jobs",
-        type=int,
+        type=at_least_1,
         default=1,
         metavar="N",
         help="number of trials at a time, with one thread each (default: 1)",
@@ -483,12 +480,6 @@ def parse_sweep(
     add("--prune-after", type=int, default=0, metavar="ENV_STEPS", help=f"{by_median} (default: 0)")
     add("-o", "--output", type=Path, metavar="DIR", help="folder of the sweep (default: sweeps/<run_name>)")
     args, others = parser.parse_known_args(words)
-    for name in ("trials", "jobs"):
-        if getattr(args, name) < 1:
-            parser.error(
-                f"--{name} is {getattr(args, name)}, but must be at least 1. Fix: write --{name} 2, for "
-                "example."
-            )
     run = parse_run(others)
     if run.seeds is not None or run.run_name is not None:
         parser.error("a sweep names its runs itself. Fix: remove --seeds and --run-name.")
