@@ -57,7 +57,7 @@ from .evaluation import Evaluator
 from .fleet import Membership, ReplayRatio
 from .fleet.shared_folder import location_of
 from .learn.learner import AnyBatch, Learner, masked_losses
-from .learn.off_policy import OffPolicyTrainer, blank_batch
+from .learn.off_policy import OffPolicyTrainer
 from .learn.optimizer import make_optimizer
 from .optional.reward_shaping import RewardShaping
 from .output.console import ConsoleView
@@ -381,8 +381,13 @@ class Experiment(Settings):
                 self.start_learning_at_epoch,
             )
         if not isinstance(self.policy, OnPolicyAgent):
-            if self.ctx.role.learns:
-                self._check_off_policy()
+            learns = self.ctx.role.learns and self.train_batches_per_epoch > 0
+            if learns and isinstance(self.dataset, DoNothingDataset):
+                raise ValueError(
+                    f"{type(self.policy).__name__} learns from stored trajectories, but Experiment.dataset "
+                    "is a DoNothingDataset, which stores none. Fix: set Experiment.dataset = "
+                    "@DiskTrajDataset(), or Experiment.agent_type to an on-policy agent, such as @PPOAgent."
+                )
             return OffPolicyTrainer(
                 self.ctx,
                 self.learner,
@@ -411,18 +416,6 @@ class Experiment(Settings):
         )
         trainer.check(has_schedule=self.lr_schedule is not None)
         return trainer
-
-    def _check_off_policy(self) -> None:
-        """Raise ValueError for mistakes that would otherwise show only at the first update."""
-        if self.train_batches_per_epoch and isinstance(self.dataset, DoNothingDataset):
-            raise ValueError(
-                f"{type(self.policy).__name__} learns from stored trajectories, but Experiment.dataset is a "
-                "DoNothingDataset, which stores none. Fix: set Experiment.dataset = @DiskTrajDataset(), or "
-                "Experiment.agent_type to an on-policy agent, such as @PPOAgent."
-            )
-        # Compiling for a blank batch would cost more than finding the mistake at the first update.
-        if self.extra_loss_weights and not self.compile_learning and self.dataset.layout is not None:
-            self.learner.check_extra_losses(blank_batch(self.dataset.layout))
 
     def _make_collector(self) -> Collector | None:
         """The training rollout; None if this process does not collect."""
