@@ -204,7 +204,7 @@ def _run_parser(prog: str) -> Parser:
     add(
         "--check",
         action="store_true",
-        help="check the config, build everything and try one batch, without training",
+        help="print the config, and try it: a --test-run in a temporary folder that is removed",
     )
     add(
         "--print-config",

@@ -174,18 +174,3 @@ class OffPolicyTrainer(Trainer):
         known = known[known >= 0].double()
         newest = self.ctx.progress.policy_version
         return {"train/policy_lag": newest - float(known.mean())} if len(known) else {}
-
-    def try_once(self) -> list[str]:
-        """The losses of one batch, if there is one."""
-        self.dataset.refresh()
-        if not self.dataset.ready_for_training:
-            return ["       batch  not tried, because the dataset is not ready for training"]
-        batch = next(iter(self.loader.epoch(0, 1))).to(self.ctx.accelerator.device)
-        with torch.no_grad():
-            losses = self.learner.compute_loss(batch, log_step=False)
-        loss = float(self.learner.weighed(losses)["Loss"])
-        shapes = ", ".join(f"{name} {tuple(obs.shape)}" for name, obs in batch.obs.items())
-        return [
-            f"       batch  {shapes}, actions {tuple(batch.actions.shape)}, mask {tuple(batch.mask.shape)}",
-            f"        loss  {loss:.4g} with untrained weights",
-        ]
