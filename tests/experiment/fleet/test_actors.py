@@ -222,7 +222,6 @@ def test_actors_end_with_their_run_and_a_new_run_begins_with_its_own_data(
     assert "Stopped by SIGTERM in epoch" in output
     assert not some_live(output)
     assert "all finished trajectories are stored" in (tiny.run_dir / "logs/actors/actor_0.log").read_text()
-    assert len(list((tiny.run_dir / "logs/actors").glob("actor_0*.log"))) == 2
     assert "trajectories of an earlier run named 'tiny' were moved to buffer/superseded/" in caplog.text
     assert list((tiny.run_dir / "buffer/superseded").iterdir())
 
