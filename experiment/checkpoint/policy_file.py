@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -211,19 +211,9 @@ def _opened(path: Path) -> Iterator[tuple[Any, PolicyInfo]]:
 
 
 def _info(header: Mapping[str, str]) -> PolicyInfo:
-    def number(name: str, kind: Any) -> Any:
-        return kind(header[name]) if name in header else None
-
-    return PolicyInfo(
-        version=number("version", int) or 0,
-        epoch=number("epoch", int) or 0,
-        is_final=header.get("is_final") == "1",
-        published_s=number("published_s", float),
-        format=number("loxodon_format", int),
-        loxodon=None if "loxodon" not in header else visible(header["loxodon"]),
-        spaces=header.get("spaces"),
-        gin=header.get("gin"),
-        types=header.get("types"),
-        max_seq_len=number("max_seq_len", int),
-        env_steps=number("env_steps", int),
-    )
+    texts = {**header, "format": header.get("loxodon_format"), "loxodon": visible(header.get("loxodon", ""))}
+    kinds: dict[str, Any] = {"published_s": float, "is_final": lambda text: text == "1"}
+    kinds |= dict.fromkeys(("version", "epoch", "format", "max_seq_len", "env_steps"), int)
+    known = {one.name: texts.get(one.name) for one in fields(PolicyInfo)}
+    found = {name: kinds.get(name, str)(text) for name, text in known.items() if text}
+    return PolicyInfo(**{"version": 0, "epoch": 0, "is_final": False, **found})
