@@ -1190,10 +1190,10 @@ class Experiment(Settings):
             self.ctx.stop,
             self.ctx.console.progress(self.epoch),
             contextlib.ExitStack() as stack,
-            self._curves_at_the_end(),
             self._save_on_error(),
             without_foreign_exits(),
         ):
+            stack.callback(self._draw_curves)  # no matter how the run ends
             self._publish_identity()
             self.pace.begin()
             self.begin_run()
@@ -1367,24 +1367,20 @@ class Experiment(Settings):
                 self.write_latest_policy()  # before the checkpoint, which stores the version
             if is_due := self._is_due(self.ckpt_interval):
                 self.save_checkpoint()
-            elif is_due := self._is_first_save_due(epoch) or self._is_time_to_save():
+            elif is_due := self._is_interim_save_due(epoch):
                 self._save(epoch, is_interim=True)
             self._saved_s = self.ctx.stop.age_s() if is_due else self._saved_s
         return True
 
-    def _is_first_save_due(self, epoch: int) -> bool:
-        """True after the first epoch, when the data may end the next one, unless saving in between is off."""
-        return epoch == 0 and self.checkpoints.every_minutes is not None and not self.checkpoints.exact_resume
-
-    def _is_time_to_save(self) -> bool:
-        """True in all processes if `CheckpointManager.every_minutes` have passed in any since the last one.
+    def _is_interim_save_due(self, epoch: int) -> bool:
+        """True after the first epoch, and `CheckpointManager.every_minutes` after any process last saved.
 
         Never with exact_resume: such a checkpoint may cut episodes, which has to happen at fixed epochs.
         """
         minutes = self.checkpoints.every_minutes
         if minutes is None or self.checkpoints.exact_resume:
             return False
-        return self.ctx.any(self.ctx.stop.age_s() - self._saved_s >= 60.0 * minutes)
+        return self.ctx.any(epoch == 0 or self.ctx.stop.age_s() - self._saved_s >= 60.0 * minutes)
 
     # ---- end of a run ----
 
@@ -1496,14 +1492,10 @@ class Experiment(Settings):
         )
         return f"its state could not be saved ({problem}). {newest}"
 
-    @contextlib.contextmanager
-    def _curves_at_the_end(self) -> Iterator[None]:
-        """Draw the learning curves, no matter how the run ends."""
-        try:
-            yield
-        finally:
-            if self.verbose and self.ctx.role.learns and self.ctx.is_main and not self.test_run:
-                draw_if_possible(self.run_dir)
+    def _draw_curves(self) -> None:
+        """Draw the learning curves of a run that people watch."""
+        if self.verbose and self.ctx.role.learns and self.ctx.is_main and not self.test_run:
+            draw_if_possible(self.run_dir)
 
     def _where_in_run(self) -> str:
         return f"epoch {self.epoch}" if self.epoch < self.epochs else "the final evaluation"
