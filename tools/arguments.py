@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..gin_configs.presets import (
     did_you_mean,
@@ -38,6 +38,9 @@ class Parser(argparse.ArgumentParser):
     """An argument parser with errors that begin with `config error: command line:` and end with a fix."""
 
     takes_settings = False  # True if Name.param=value is accepted
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
 
     def error(self, message: str) -> NoReturn:
         """Print an error with its fix, and end the process."""
@@ -151,7 +154,6 @@ def _run_parser(prog: str) -> Parser:
         "environment with --env.",
         epilog=f"Presets: {', '.join(runnable)}. Partial presets to put on top of one: "
         f"{', '.join(name for name in preset_names() if name not in runnable)}.",
-        allow_abbrev=False,
     )
     parser.takes_settings = True
     add = parser.add_argument
@@ -280,7 +282,6 @@ def parse_status(words: Sequence[str] | None = None) -> argparse.Namespace:
         description="Show the processes of a run, their speed, and what the run has collected and saved.",
         epilog="Exit status: 0 if a process is running or the run has finished, 3 if the run stopped before "
         "its end and no process is running, 2 if the folder holds no run.",
-        allow_abbrev=False,
     )
     parser.add_argument("run_dir", type=Path, help="folder of the run, <ckpt_base_dir>/<run_name>")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
@@ -311,7 +312,6 @@ def parse_evaluate(words: Sequence[str] | None = None) -> argparse.Namespace:
         description="Evaluate a trained policy in the validation environments of its run. The "
         "configuration of a run is a program, so evaluate only runs that you trust; with --env it is "
         "not read.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder of a run, or a policy file")
@@ -390,7 +390,6 @@ def parse_export(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(
         prog="loxodon export",
         description="Write a policy of a run, its configuration and a model card to a folder.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder of a run")
@@ -411,7 +410,6 @@ def parse_report(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(
         prog="loxodon report",
         description="Write an HTML page about runs, with its figures as PNG files. The page works offline.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add(
@@ -455,7 +453,6 @@ def parse_sweep(
         "A setting to search is written Name.param=log(a,b), uniform(a,b), int(a,b) or "
         "choice(x,y,...), in quotes.",
         epilog="The same command continues an interrupted sweep, and adds trials if --trials is larger.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--trials", type=at_least_1, required=True, metavar="N", help="total number of trials")

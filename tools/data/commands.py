@@ -77,7 +77,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="loxodon data",
         description="List, show, check, convert and exchange trajectory files.",
         epilog="Exit status: 0 if all is well, 1 if broken files were found, 2 if the command failed.",
-        allow_abbrev=False,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
