@@ -8,7 +8,6 @@ import copy
 import dataclasses
 import functools
 import importlib
-import importlib.util
 import json
 import re
 import sys
@@ -39,6 +38,7 @@ from ..experiment.evaluation import Evaluator
 from ..experiment.experiment import Experiment
 from ..experiment.process.files import json_object, write_text
 from ..experiment.process.rng import isolated_rng
+from ..experiment.process.versions import import_extra
 from ..nets import TrajEncoder
 from .arguments import PARALLEL_WITH_ENV, parse_evaluate
 from .report.estimates import mean, with_interval
@@ -82,8 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    if args.video is not None and importlib.util.find_spec("moviepy") is None:
-        raise ImportError("Videos need moviepy, which is not installed. Fix: pip install 'loxodon[video]'.")
+    if args.video is not None:
+        import_extra("moviepy", "loxodon[video]")
     found = find_policy(args.run, args.policy)
     recipe = _recipe(args, found.run_dir)
     results: list[dict[str, Any]] = []

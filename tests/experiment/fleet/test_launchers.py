@@ -17,8 +17,9 @@ from unittest import mock
 
 import pytest
 
-from loxodon.experiment.fleet.launchers import SlurmJob, finished_learners, import_extra
+from loxodon.experiment.fleet.launchers import SlurmJob, finished_learners
 from loxodon.experiment.fleet.shared_folder import TOKEN_VARIABLE, write_token
+from loxodon.experiment.process.versions import import_extra
 from loxodon.tools import launch
 from loxodon.tools.run import main
 
