@@ -83,7 +83,7 @@ _PER_PROCESS = {"trainer", "collector", "rng"}  # parts with a separate state in
 _RESTORED_LAST = {"collector", "dataset", "rng"}  # parts that are restored only when all others fit
 _CONSOLE_FIGURES = {  # figures of an epoch that the terminal shows
     "val/return": "val return",
-    "collect/return": "return",
+    "collect/return": "train return",
     "train/loss": "loss",
     "ppo/loss": "loss",
     "time/env_steps_per_s": "env steps/s",

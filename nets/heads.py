@@ -93,7 +93,7 @@ class EnsembleLinear(nn.Module):
         return torch.baddbmm(self.bias, x, self.weight)
 
 
-@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "is_discrete"])
+@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "is_discrete", "num_critics"])
 class CriticEnsemble(nn.Module):
     """An ensemble of Q functions with an output per discount factor, which the agent turns into a value.
 
@@ -109,8 +109,7 @@ class CriticEnsemble(nn.Module):
         continuous: state (..., D), actions (..., K, A) -> (..., K, C, G, 1).
 
     Args:
-        state_dim, action_dim, num_discounts, is_discrete: given by the agent.
-        num_critics: ensemble size C.
+        state_dim, action_dim, num_discounts, is_discrete, num_critics: given by the agent; num_critics is C.
         n_layers: number of hidden layers.
         d_hidden: width of the hidden layers.
         activation: name of the non-linearity.
@@ -240,7 +239,7 @@ class DuelingCriticEnsemble(CriticEnsemble):
         return q
 
 
-@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "is_discrete"])
+@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "is_discrete", "num_critics"])
 class DiscountInputCriticEnsemble(CriticEnsemble):
     """Critics with one output that read the discount factor g in addition to the state and the action.
 
