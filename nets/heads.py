@@ -16,7 +16,7 @@ from .init import FAN_IN_GAIN, ORTHOGONAL_GAIN
 from .mlp import MLP, activation_fn, orthogonal_init, require_at_least, require_positive
 
 _DEAD = 0.025  # share of the layer's average activation below which a unit counts as dead
-_BLOCK = 2**21  # number of logits in memory at once
+_BLOCK = 2**21  # number of logits that fit into a CPU's cache
 
 
 @gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "distribution"])
@@ -304,8 +304,8 @@ class BinnedCriticEnsemble(CriticEnsemble):
 
     Shapes: state (..., D), actions (..., M, A) -> (..., M, C, G, K); with `own_discount`, actions
         (..., M, G, A) -> (..., M, C, G, K), with the outputs of each action for its own discount only. With
-        `read`, a function from logits (..., K) to numbers (...), the last axis is 1; the logits are then
-        never in memory all at once.
+        `read`, a function from logits (..., K) to numbers (...), the last axis is 1; on the CPU, the logits
+        are then never in memory all at once.
     """
 
     def __init__(
@@ -344,8 +344,9 @@ class BinnedCriticEnsemble(CriticEnsemble):
 
         if read is None:
             y = outputs(x)
-        else:  # blocks stay in the processor's cache from one operation to the next
-            rows = max(1, _BLOCK // (weight.shape[0] * weight.shape[2]))
+        else:  # on the CPU, blocks stay in the cache from one operation to the next
+            size = max(1, _BLOCK // (weight.shape[0] * weight.shape[2]))
+            rows = size if x.device.type == "cpu" else x.shape[1]
             y = torch.cat([outputs(block) for block in torch.split(x, rows, dim=1)], dim=1)
         y = rearrange(y, "(c g2) n g k -> n c (g2 g) k", g2=g if own_discount else 1)
         return y.reshape(*lead, *y.shape[1:])
