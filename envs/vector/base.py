@@ -11,7 +11,6 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-from ...data.spaces import is_text
 from ..returned import Metrics
 from .group import StepBuffers
 
@@ -62,9 +61,6 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
     `env_observation_space` and `env_action_space` are the spaces of the first environment, before its
     observations are flattened and its actions scaled.
-
-    Text observations (`text_keys`) are [N] object arrays of str. They cannot become tensors, nor be stored in
-    files of plain arrays. Encoders and wrappers that can read them use them; all other code omits them.
     """
 
     def __init__(self, obs_space: spaces.Dict, action_space: spaces.Space[Any], buffers: StepBuffers) -> None:
@@ -81,7 +77,6 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         # Keys are removed once a value is outside.
         self._obs_bounds = {key: _widened(space) for key, space in boxes.items()}
         self._steps_to_check = _STEPS_TO_CHECK
-        self.text_keys = tuple(key for key, space in obs_space.spaces.items() if is_text(space))
 
     def seeds_of(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
         """Return one seed per environment: seed + i, the given seeds, or None for all."""

@@ -207,14 +207,11 @@ class AsyncVectorEnv(SequenceVectorEnv):
             answer = self._receive(worker)
             if answer is None:
                 continue
-            worker_ended, worker_metrics, worker_names, texts = answer
+            worker_ended, worker_metrics, worker_names = answer
             has_ended = has_ended or worker_ended
             metrics += [(start + row, name, value) for row, name, value in worker_metrics]
             if worker_names is not None:
                 names = [*names[:start], *worker_names, *names[stop:]]
-            if texts is not None:
-                for column, values in zip(self.buffers.text_columns, texts, strict=True):
-                    column[start:stop] = values
         self.env_names = names
         return has_ended, metrics
 
