@@ -8,6 +8,7 @@ import gin
 import numpy as np
 
 from .dataset import RLDataset
+from .errors import check_number
 from .relabeling import Relabeler
 from .sampling import Sampler
 from .trajectory import Layout, Trajectory
@@ -41,11 +42,8 @@ class MemoryTrajDataset(RLDataset):
         relabeler: Relabeler | None = None,
     ) -> None:
         super().__init__(*[sampler] if sampler else [])  # gin gives RLDataset.sampler if nothing is passed
-        if min_trajs < 1 or (max_timesteps is not None and max_timesteps < 1):
-            raise ValueError(
-                f"max_timesteps is {max_timesteps} and min_trajs {min_trajs}, but both must be at least 1. "
-                "Fix: set MemoryTrajDataset.max_timesteps (None keeps all) and min_trajs."
-            )
+        check_number("MemoryTrajDataset.max_timesteps", max_timesteps, lowest=1, optional=True)
+        check_number("MemoryTrajDataset.min_trajs", min_trajs, lowest=1)
         self.max_timesteps, self.min_trajs, self.relabeler = max_timesteps, min_trajs, relabeler
         self._trajs: list[Trajectory] = []
         # Numbers in the order of adding, which identify trajectories in the sampler.

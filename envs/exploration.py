@@ -9,6 +9,7 @@ import gin
 import numpy as np
 from gymnasium import spaces
 
+from ..data.errors import check_count, check_number
 from ..data.spaces import PolicyActionSpace
 
 _CODE_SUPPLIED = ["action_space", "num_envs", "seed"]
@@ -54,12 +55,7 @@ class ExplorationWrapper(ABC):
         mean_repeat: float = 1.0,
         randomize_repeat: bool = True,
     ) -> None:
-        if mean_repeat < 1.0:
-            name = type(self).__name__
-            raise ValueError(
-                f"{name}.mean_repeat is {mean_repeat}, but must be at least 1 env step. Fix: set "
-                f"{name}.mean_repeat = 1 for random actions that are not repeated."
-            )
+        check_number(f"{type(self).__name__}.mean_repeat", mean_repeat, lowest=1)
         self.action_space, self.num_envs, self.randomize_eps = action_space, num_envs, randomize_eps
         self.mean_repeat, self.randomize_repeat = mean_repeat, randomize_repeat and mean_repeat > 1.0
         self._is_held, self._held = np.zeros(num_envs, bool), _no_noise(action_space, num_envs)
@@ -252,18 +248,11 @@ def _num_choices(allowed: np.ndarray | None, action_space: PolicyActionSpace) ->
 
 
 def _check_schedule(name: str, action_space: PolicyActionSpace, steps_anneal: float, **levels: float) -> None:
-    if steps_anneal <= 0:
-        raise ValueError(
-            f"{name}.steps_anneal is {steps_anneal}, but must be above 0. Fix: set {name}.steps_anneal = "
-            "10_000, for example."
-        )
-    top = np.inf if isinstance(action_space, spaces.Box) else 1.0
+    """Check the settings of a schedule: `levels` are standard deviations for a Box, else probabilities."""
+    check_number(f"{name}.steps_anneal", steps_anneal, above=0)
     for argument, level in levels.items():
-        if not 0.0 <= level <= top:
-            raise ValueError(
-                f"{name}.{argument} is {level}, but must lie in [0, {top}] for {action_space}. "
-                f"Fix: set {name}.{argument} to a probability (discrete) or a standard deviation (Box)."
-            )
+        highest = np.inf if isinstance(action_space, spaces.Box) else 1
+        check_number(f"{name}.{argument}", level, lowest=0, highest=highest)
 
 
 def _anneal(start: float, end: float, progress: float) -> float:
@@ -351,26 +340,18 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         super().__init__(action_space, num_envs, seed, randomize_eps)
         self._start = (eps_start_start, eps_start_end)
         self._end = (eps_end_start, eps_end_end)
-        levels = dict(
-            zip(
-                ("eps_start_start", "eps_start_end", "eps_end_start", "eps_end_end"),
-                (*self._start, *self._end),
-                strict=True,
-            )
+        _check_schedule(
+            "BilevelEpsilonGreedy",
+            action_space,
+            steps_anneal,
+            eps_start_start=eps_start_start,
+            eps_start_end=eps_start_end,
+            eps_end_start=eps_end_start,
+            eps_end_end=eps_end_end,
+            eps_first=0.0 if eps_first is None else eps_first,
         )
-        if eps_first is not None:
-            levels["eps_first"] = eps_first
-        _check_schedule("BilevelEpsilonGreedy", action_space, steps_anneal, **levels)
-        if not isinstance(rollout_horizon, int) or rollout_horizon < 1:
-            raise ValueError(
-                f"BilevelEpsilonGreedy.rollout_horizon is {rollout_horizon!r}, but must be an integer of at "
-                "least 1. Fix: bind it in gin to the usual length of an episode in env steps."
-            )
-        if curve <= 0:
-            raise ValueError(
-                f"BilevelEpsilonGreedy.curve is {curve}, but must be above 0. Fix: set "
-                "BilevelEpsilonGreedy.curve, e.g. to 1 for a straight line."
-            )
+        check_count("BilevelEpsilonGreedy.rollout_horizon", rollout_horizon)
+        check_number("BilevelEpsilonGreedy.curve", curve, above=0)
         self.rollout_horizon, self.steps_anneal, self.curve = rollout_horizon, steps_anneal, curve
         self.eps_first = eps_first
 

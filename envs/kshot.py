@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from ..data.errors import WrongValueError
+from ..data.errors import WrongValueError, check_count
 from ..data.spaces import SINGLE_KEY, shown
 from .env_state import chain_state, missing_layer, set_chain_state
 from .returned import METRIC_PREFIX, as_flag, as_reward, check_env, copied, reset_result, step_result
@@ -68,13 +68,8 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
         task_seed: bool = True,
         max_trial_len: int | None = None,
     ) -> None:
-        for name, count in (("num_attempts", num_attempts), ("max_trial_len", max_trial_len)):
-            is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 1
-            if not is_count and not (name == "max_trial_len" and count is None):
-                raise ValueError(
-                    f"KShotWrapper.{name} is {count!r}, but must be an integer of at least 1. "
-                    f"Fix: bind it in gin, e.g. KShotWrapper.{name} = 3."
-                )
+        check_count("KShotWrapper.num_attempts", num_attempts)
+        check_count("KShotWrapper.max_trial_len", max_trial_len, optional=True)
         super().__init__(env if isinstance(env, gym.Env) else resolve_env(env).build_raw())
         check_env(self.env)
         self.num_attempts, self.task_seed, self.max_trial_len = num_attempts, task_seed, max_trial_len

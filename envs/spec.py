@@ -14,6 +14,7 @@ from typing import Any
 import gin
 import gymnasium as gym
 
+from ..data.errors import check_count
 from ..data.spaces import MINIGRID_WORDS, Tokens, with_tokens
 from .errors import close_all
 from .gin_values import in_current_scope
@@ -174,11 +175,7 @@ def gym_env(
             f"gym_env.vocabulary is {vocabulary!r}, but must be a list of words, 'minigrid' or None. "
             "Fix: set gym_env.vocabulary = ['go', 'to', 'the', 'red', 'ball'], for example."
         )
-    if type(joint_actions) is not int or joint_actions < 0:
-        raise ValueError(
-            f"gym_env.joint_actions is {joint_actions!r}, but must be a whole number, at least 0. Fix: set "
-            "gym_env.joint_actions, e.g. to 64, or to 0 to leave actions unchanged."
-        )
+    check_count("gym_env.joint_actions", joint_actions, 0)
     words = MINIGRID_WORDS if isinstance(vocabulary, str) else vocabulary
     tokens = None if words is None else Tokens(words, max_tokens)
     return EnvSpec(env_id, dict(kwargs or {}), env_name, tokens, joint_actions)

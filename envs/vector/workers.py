@@ -22,7 +22,7 @@ from typing import Any
 import gin
 import numpy as np
 
-from ...data.errors import check_choice
+from ...data.errors import check_choice, check_count
 from ..errors import EnvError, close_all
 from ..gin_values import ship
 from ..returned import Metrics
@@ -295,13 +295,9 @@ def num_usable_cores() -> int:
 
 
 def _count_workers(num_workers: int | None, num_envs: int, share: int) -> int:
+    check_count("AsyncVectorEnv.num_workers", num_workers, optional=True)
     if num_workers is None:
         num_workers = num_usable_cores()
-    if num_workers < 1:
-        raise ValueError(
-            f"AsyncVectorEnv.num_workers is {num_workers!r}, but must be None or a whole number of at least "
-            "1. Fix: leave it None, for one per CPU core."
-        )
     return min(-(-num_workers // share), num_envs)
 
 

@@ -33,7 +33,7 @@ def test_the_oldest_trajectories_are_dropped_first(make_dataset: MakeDataset, ma
 @pytest.mark.parametrize(
     ("argument", "text"),
     [
-        ({"min_trajs": 0}, "min_trajs 0"),
+        ({"min_trajs": 0}, "min_trajs is 0"),
         ({"trajs": (3, 5)}, r"'other' cannot join the 1 others.*5 columns, expected 3"),
     ],
 )
