@@ -37,6 +37,7 @@ _QUERIES: dict[str, Callable[..., Any]] = {
     "state_problem": state_problem,
     "get_state": get_state,
     "set_state": set_state,
+    "render": lambda env: copied(env.render()),
 }
 ColumnCheck = tuple[Callable[[np.ndarray], None], np.ndarray]
 
@@ -77,15 +78,13 @@ class StepBuffers:
 
     def rows(self, start: int, stop: int) -> StepBuffers:
         """Views of the rows start..stop of every array."""
-        part = slice(start, stop)
-        return StepBuffers(
-            {key: column[part] for key, column in self.obs.items()},
-            {key: column[part] for key, column in self.final_obs.items()},
-            self.rewards[part],
-            self.terminated[part],
-            self.truncated[part],
-            self.actions[part],
-        )
+
+        def part(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: column[start:stop] for key, column in value.items()}
+            return value[start:stop]
+
+        return StepBuffers(**{name: part(value) for name, value in vars(self).items()})
 
 
 def _fields(
@@ -238,14 +237,6 @@ class EnvGroup:
 
     def _step_methods(self) -> list[Callable[[Any], Any]]:
         return [env.env.step for env in self.envs]
-
-    def render(self) -> list[Any]:
-        """One frame per environment."""
-        frames = []
-        for row, env in enumerate(self.envs):
-            self.failed_row = row
-            frames.append(copied(env.render()))
-        return frames
 
     def close(self) -> None:
         """Close every environment."""

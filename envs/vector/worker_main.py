@@ -168,8 +168,6 @@ def _handle(group: EnvGroup, command: str, argument: Any) -> bytes:
             seed_generators(seeds[0])
         metrics = group.reset(seeds, options)
         return pickle.dumps((False, metrics, group.env_names))
-    if command == "render":
-        return pickle.dumps(group.render())
     answers = group.query(command, argument)
     if command == "get_state":  # the first environment of a process also stores the generators that all share
         answers[0] = {**answers[0], _GENERATORS: generators_state()}

@@ -75,9 +75,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
         close_all([probe])
         mp: Any = multiprocessing.get_context(context)
         memory = mp.RawArray("b", StepBuffers.num_bytes(obs_space, action_space, len(specs)))
-        super().__init__(
-            obs_space, action_space, StepBuffers.carve(memory, obs_space, action_space, len(specs))
-        )
+        super().__init__(obs_space, action_space, len(specs), memory)
         self.env_observation_space, self.env_action_space = raw_spaces
         self._processes: list[Any] = []
         self._connections: list[Connection] = []
@@ -140,12 +138,6 @@ class AsyncVectorEnv(SequenceVectorEnv):
         for worker, message in enumerate(messages):
             self._send(worker, message)
         return tuple(answer for worker in range(len(self._bounds)) for answer in self._receive(worker))
-
-    def render(self) -> tuple[Any, ...]:
-        """One frame per environment."""
-        for worker in range(len(self._bounds)):
-            self._send(worker, pickle.dumps(("render", None)))
-        return tuple(frame for worker in range(len(self._bounds)) for frame in self._receive(worker))
 
     def close_extras(self, **_: Any) -> None:
         """Stop every worker: by a request first, then by force."""
