@@ -104,12 +104,12 @@ class MixtureOfDatasets(RLDataset):
                 "lower their minimum sizes."
             )
         choices = rng.choice(len(weights), size=count, p=weights)
-        windows: list[Trajectory | None] = [None] * count
-        for i in np.unique(choices).tolist():
-            places = np.flatnonzero(choices == i).tolist()
-            for place, window in zip(places, self.datasets[i].sample_windows(len(places), rng), strict=True):
-                windows[place] = window
-        return [window for window in windows if window is not None]
+        counts = np.bincount(choices, minlength=len(weights)).tolist()
+        drawn = [
+            iter(dataset.sample_windows(num_drawn, rng) if num_drawn else ())
+            for dataset, num_drawn in zip(self.datasets, counts, strict=True)
+        ]
+        return [next(drawn[i]) for i in choices.tolist()]
 
     def current_weights(self) -> npt.NDArray[np.float64]:
         """Return the probability of each dataset in this epoch; all zeros if none is ready."""
