@@ -221,15 +221,6 @@ class TrajectoryReader:
         self._in_files: OrderedDict[str, None] = OrderedDict()  # files that are open, in the same order
         self.ram_bytes = 0
 
-    @property
-    def num_open_files(self) -> int:
-        """Number of files that are open now."""
-        return len(self._in_files)
-
-    def __len__(self) -> int:
-        """Return the number of cached files."""
-        return len(self._opened)
-
     def load(self, path: str) -> Trajectory:
         """Return the trajectory of a file; slices of it are arrays. Raises like load_trajectory."""
         if (found := self._opened.get(path)) is not None:

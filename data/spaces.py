@@ -153,13 +153,15 @@ def _is_text(space: Space[Any]) -> bool:
 class ObsLeaf:
     """One array inside a (possibly nested) observation.
 
-    key: its name in the flat dict; path: how to reach it in the raw observation; offset: number that is
-    subtracted from integer observations that do not start at zero, else None.
+    key: its name in the flat dict; path: how to reach it in the raw observation; raw_space: its space as the
+    environment declares it; offset: number that is subtracted from integer observations that do not start at
+    zero, else None.
     """
 
     key: str
     path: tuple[str | int, ...]
     space: Space[Any]
+    raw_space: Space[Any]
     offset: Any
 
     @cached_property
@@ -242,7 +244,7 @@ class ObsLeaf:
             value = values[row] if self.offset is None else values[row] + self.offset
             raise WrongValueError(
                 f"{_shortened(str(value))} as observation {self.key!r}",
-                f"Its space {self._raw_space} does not contain this value. Fix: correct the environment, or "
+                f"Its space {self.raw_space} does not contain this value. Fix: correct the environment, or "
                 "the bounds of its observation_space.",
                 row,
             )
@@ -262,15 +264,6 @@ class ObsLeaf:
         whole: np.ndarray = values if self.offset is None else values + self.offset
         return whole.astype(self.space.dtype, copy=False)
 
-    @property
-    def _raw_space(self) -> Space[Any]:
-        """The leaf's space as the environment declares it, which may not start at zero."""
-        if self.offset is None:
-            return self.space
-        if isinstance(self.space, spaces.Discrete):
-            return spaces.Discrete(int(self.space.n), start=self.offset)
-        return spaces.MultiDiscrete(self.space.nvec, start=self.offset)  # type: ignore[attr-defined]
-
     def _array(self, value: Any, shape: tuple[int, ...]) -> np.ndarray:
         """The value as an array of real numbers with this shape."""
         required = f"real numbers of shape {self.shape}. Fix: return a NumPy array of {self.space.dtype}."
@@ -283,14 +276,14 @@ class ObsLeaf:
         if array.shape != shape:
             raise WrongValueError(
                 f"observation {self.key!r} with shape {array.shape}",
-                f"Its space {self._raw_space} requires the shape {shape}. Fix: make the environment's "
+                f"Its space {self.raw_space} requires the shape {shape}. Fix: make the environment's "
                 "observation_space and its observations agree.",
             )
         return array
 
     def _refused(self, value: Any, required: str) -> WrongValueError:
         found = f"{shown(value)} as observation {self.key!r}"
-        return WrongValueError(found, f"Its space {self._raw_space} requires {required}")
+        return WrongValueError(found, f"Its space {self.raw_space} requires {required}")
 
     def _exact(self, array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
         """The array as integers or booleans of `dtype`; raises if the cast would change a value."""
@@ -303,7 +296,7 @@ class ObsLeaf:
             row, place = _first(is_wrong)
             raise WrongValueError(
                 f"{array[place]} ({array.dtype}) as observation {self.key!r}",
-                f"Its space {self._raw_space} has the dtype {dtype}, which turns the value into "
+                f"Its space {self.raw_space} has the dtype {dtype}, which turns the value into "
                 f"{cast[place]}. Fix: declare the dtype of the observations in the observation_space (a "
                 "float dtype for floats), or convert them in the environment.",
                 row,
@@ -356,13 +349,13 @@ def _shortened(text: str) -> str:
 def _array_leaf(space: Space[Any], path: tuple[str | int, ...]) -> ObsLeaf:
     key = "/".join(str(part) for part in path) or SINGLE_KEY
     if isinstance(space, (spaces.Box, spaces.MultiBinary, Tokens)):
-        return ObsLeaf(key, path, space, None)
+        return ObsLeaf(key, path, space, space, None)
     if isinstance(space, spaces.Discrete):
         zero_based = spaces.Discrete(int(space.n))
-        return ObsLeaf(key, path, zero_based, int(space.start) or None)
+        return ObsLeaf(key, path, zero_based, space, int(space.start) or None)
     if isinstance(space, spaces.MultiDiscrete):
         start = np.asarray(getattr(space, "start", 0))
-        return ObsLeaf(key, path, spaces.MultiDiscrete(space.nvec), start if start.any() else None)
+        return ObsLeaf(key, path, spaces.MultiDiscrete(space.nvec), space, start if start.any() else None)
     if _is_text(space):
         raise TypeError(
             f"Observation {key!r} is a {type(space).__name__}, which only a vocabulary can turn into "
@@ -379,14 +372,11 @@ def _array_leaf(space: Space[Any], path: tuple[str | int, ...]) -> ObsLeaf:
 
 
 def _leaves(space: Space[Any], path: tuple[str | int, ...]) -> Iterator[ObsLeaf]:
-    if isinstance(space, spaces.Dict):
-        for name, child in space.spaces.items():
-            yield from _leaves(child, (*path, name))
-    elif isinstance(space, spaces.Tuple):
-        for index, child in enumerate(space.spaces):
-            yield from _leaves(child, (*path, index))
-    else:
+    if (parts := _parts(space)) is None:
         yield _array_leaf(space, path)
+        return
+    for name, child in parts.items():
+        yield from _leaves(child, (*path, name))
 
 
 class ObsLayout:

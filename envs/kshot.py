@@ -109,7 +109,9 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
             if _SUCCESS in info:
                 info[f"{_SUCCESS}_attempt_{self._attempt}"] = info[_SUCCESS]
             if num_ended < self.num_attempts:
-                raw, info = self._next_attempt(info)
+                self._attempt, self._return = num_ended, 0.0
+                raw, reset_info = self._begin(None if self._keeps_task else self._seed, self._keeps_task)
+                info = {**reset_info, **info}
                 terminated, truncated, is_first = False, False, True
         if self._trial_len == self.max_trial_len and not terminated:
             truncated = True
@@ -132,13 +134,6 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
     def missing_state(self) -> str | None:
         """The inner part that cannot be stored; None if all can."""
         return missing_layer(self.env)
-
-    def _next_attempt(self, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment with the same task: returns first observation, and info of both attempts."""
-        self._attempt += 1
-        self._return = 0.0
-        raw, reset_info = self._begin(None if self._keeps_task else self._seed, self._keeps_task)
-        return raw, {**reset_info, **info}
 
     def _begin(self, seed: int | None, keeps_task: bool = False) -> tuple[Any, dict[str, Any]]:
         """Reset the environment with a copy of the trial's options, since it may remove entries."""

@@ -114,11 +114,8 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
                 f"{self._mode.value}), so its rows cannot be reset from outside. Fix: use env_mode 'sync' or "
                 "'async', or an environment with metadata['autoreset_mode'] = AutoresetMode.DISABLED."
             )
-        for key, column in self.buffers.obs.items():
-            self.buffers.final_obs[key][rows] = column[rows]
-        found = self.env.reset(options={"reset_mask": rows.copy()})
         try:
-            self._write(reset_result(found, self.env)[0], self.buffers.obs, rows)
+            self._reset_rows(rows)
             self._check(self._obs_checks)
         except WrongValueError as error:
             raise self._located(error) from None
@@ -218,15 +215,22 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         if self._mode is AutoresetMode.SAME_STEP:
             self._write_final(infos, ended)
             return []
-        for key, column in self.buffers.obs.items():
-            self.buffers.final_obs[key][ended] = column[ended]
         if self._mode is AutoresetMode.NEXT_STEP:
+            self._copy_to_final(ended)
             self._resets_next = ended
             return []
-        found = self.env.reset(options={"reset_mask": ended.copy()})
-        raw, reset_infos = reset_result(found, self.env)
-        self._write(raw, self.buffers.obs, ended)
-        return self._columns_of(reset_infos, ended, ended)
+        return self._reset_rows(ended)
+
+    def _reset_rows(self, rows: np.ndarray) -> Metrics:
+        """Reset rows, whose observations move to `final_obs`; returns the metrics of the reset."""
+        self._copy_to_final(rows)
+        raw, infos = reset_result(self.env.reset(options={"reset_mask": rows.copy()}), self.env)
+        self._write(raw, self.buffers.obs, rows)
+        return self._columns_of(infos, rows, rows)
+
+    def _copy_to_final(self, rows: np.ndarray) -> None:
+        for key, column in self.buffers.obs.items():
+            self.buffers.final_obs[key][rows] = column[rows]
 
     def _write(self, raw: Any, columns: dict[str, np.ndarray], rows: np.ndarray | None = None) -> None:
         """Copy a batch of raw observations, or only its rows where `rows` ((N,) bool) is True."""
