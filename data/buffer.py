@@ -5,13 +5,11 @@ The cost of a listing depends on the number of new files, not on the number of a
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import logging
 import math
 import os
-import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,7 +20,6 @@ from .files import TEMPORARY_SUFFIX, TrajectoryReader, bad_value_error, format_e
 from .trajectory import Layout, Trajectory
 from .values import find_bad_value
 
-_STALE_TEMPORARY_S = 3600.0
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors with other causes than the file
 MAX_BROKEN_SHARE = 0.05  # fraction of all files that this process has listed
 _REASON_SUFFIX = ".txt"
@@ -75,12 +72,12 @@ class Quarantine:
         """Look for files that other processes moved here."""
         self._now = self._list()
 
-    def put(self, path: Path, reason: str) -> None:
-        """Count a broken file, and move it here if this process may."""
+    def put(self, path: Path, reason: str, *, is_broken: bool = True) -> None:
+        """Count a file that cannot be used, and move it here if it is broken and this process may."""
         self._last_reason = reason
         done = "left in place"
         try:
-            if self._may_move:
+            if is_broken and self._may_move:
                 done = f"moved to {visible(str(self.move(path, reason)))}"
         except FileNotFoundError:  # another process moved or deleted it first
             self.refresh()
@@ -90,13 +87,7 @@ class Quarantine:
         if done == "left in place":
             self._left_in_place.add(path.name)
         self.refresh()
-        _logger.warning("A broken trajectory file was %s: %s", done, reason)
-
-    def leave(self, path: Path, reason: str) -> None:
-        """Count a file that cannot be read, but leave it in place, since the file may not be the cause."""
-        self._last_reason = reason
-        self._left_in_place.add(path.name)
-        _logger.warning("A trajectory file is skipped: %s", reason)
+        _logger.warning("A trajectory file that cannot be used was %s: %s", done, reason)
 
     def move(self, path: Path, reason: str) -> Path:
         """Move a file here, with a text file that gives the reason. Returns its new path."""
@@ -222,7 +213,6 @@ class Buffer:
         self._value = value
         # Everything in the folders, by is_protected and name; None marks entries that are not sampled from.
         self._known: dict[bool, dict[str, TrajectoryFile | None]] = {False: {}, True: {}}
-        self._temporaries: list[Path] = []
         self._has_warned = False
         self._num_seen = 0  # number of different files seen in all
         self._reader = TrajectoryReader()
@@ -243,7 +233,6 @@ class Buffer:
         """List the folders again, and close opened files that are gone. Raises like cut."""
         added: list[TrajectoryFile] = []
         gone: list[TrajectoryFile] = []
-        self._temporaries = []
         for is_protected, known in self._known.items():
             names = _names_in(self._folders[is_protected])
             if names is None:
@@ -304,40 +293,29 @@ class Buffer:
                 self._check_layout(file, traj)
             return use(traj)
         except FormatError as error:  # the file was truncated after it was opened
-            self._set_aside(file, format_error(file.path, error))
+            self._set_aside(file, str(format_error(file.path, error)))
         except BrokenTrajectoryError as error:
-            self._set_aside(file, error)
+            self._set_aside(file, str(error))
         except OSError as error:
             if error.errno in _EXHAUSTED:
                 raise
             self._leave_out(file, error)
         return None
 
-    def _set_aside(self, file: TrajectoryFile, error: BrokenTrajectoryError) -> None:
+    def _set_aside(self, file: TrajectoryFile, reason: str, is_broken: bool = True) -> None:
         self._ignore(file)
-        self.quarantine.put(Path(file.path), str(error))
+        self.quarantine.put(Path(file.path), reason, is_broken=is_broken)
         self.quarantine.check_share(self._num_seen)
 
     def _leave_out(self, file: TrajectoryFile, error: OSError) -> None:
         """Stop using a file that is gone or cannot be read."""
-        is_missing = isinstance(error, FileNotFoundError)
-        if is_missing and self._is_listed(file) and not os.path.lexists(file.path):
+        if self._is_listed(file) and not os.path.lexists(file.path):
             self.refresh()  # other files were probably deleted with it
-        if not self._is_listed(file):
-            return
-        self._ignore(file)
-        if is_missing:
-            _logger.warning(
-                "%s is skipped: it is a link to a file that does not exist. Fix: remove the link or "
-                "restore the file.",
-                file.path,
+        if self._is_listed(file):
+            reason = (
+                f"{file.path} cannot be read ({error.strerror}). Fix: check the file and its file system."
             )
-            return
-        self.quarantine.leave(
-            Path(file.path),
-            f"{file.path} cannot be read ({error.strerror}). Fix: check its permissions and the file system.",
-        )
-        self.quarantine.check_share(self._num_seen)
+            self._set_aside(file, reason, is_broken=False)
 
     def check_broken_share(self) -> None:
         """Check the quarantine again, and raise ValueError if too many files are broken."""
@@ -370,13 +348,6 @@ class Buffer:
         self._forget(doomed)
         return len(doomed) - len(failed)
 
-    def remove_stale_temporaries(self) -> None:
-        """Delete temporary files, as of the last listing, that a killed writer left more than an hour ago."""
-        for path in self._temporaries:
-            with contextlib.suppress(OSError):  # its writer has usually just renamed it
-                if time.time() - path.stat().st_mtime > _STALE_TEMPORARY_S:
-                    path.unlink()
-
     def close_files(self) -> None:
         """Close all open files; they are opened again when they are needed."""
         self._reader = TrajectoryReader()
@@ -385,8 +356,6 @@ class Buffer:
         """Add a name that is new in a folder. Returns the file if it is a finished trajectory."""
         folder = self._folders[is_protected]
         if name.endswith(TEMPORARY_SUFFIX):
-            if not is_protected and parse_name(name.removesuffix(TEMPORARY_SUFFIX)) is not None:
-                self._temporaries.append(folder / name)
             return None
         file, parsed = None, parse_name(name)
         if parsed is not None:

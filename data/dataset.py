@@ -10,6 +10,7 @@ from typing import Any
 import gin
 import numpy as np
 
+from .errors import check_number
 from .relabeling import Relabeler
 from .sampling import Sampler
 from .trajectory import Layout, Trajectory
@@ -64,11 +65,7 @@ class RLDataset(ABC):
         Raises:
             ValueError: If a setting is not allowed.
         """
-        if max_seq_len < 1:
-            raise ValueError(
-                f"max_seq_len is {max_seq_len}, but a window needs at least 1 transition. "
-                "Fix: set Experiment.max_seq_len."
-            )
+        check_number("Experiment.max_seq_len", max_seq_len, lowest=1, whole=True)
         self.max_seq_len, self.has_edit_rights = max_seq_len, has_edit_rights
         self.sampler.configure(max_seq_len=max_seq_len, padded_sampling=padded_sampling)
 

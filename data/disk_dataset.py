@@ -12,7 +12,7 @@ import numpy as np
 
 from .buffer import Buffer, TrajectoryFile, make_folders, move_into
 from .dataset import RLDataset
-from .errors import READ_ONLY
+from .errors import READ_ONLY, check_number
 from .lock import MANAGER, FolderLock
 from .relabeling import Relabeler
 from .sampling import Sampler
@@ -65,21 +65,13 @@ class DiskTrajDataset(RLDataset):
         takes_new_trajs: bool = True,
     ) -> None:
         super().__init__(*[sampler] if sampler else [])  # gin gives RLDataset.sampler if nothing is passed
-        if not 1 <= dset_min_size <= dset_max_size:
-            raise ValueError(
-                f"dset_min_size is {dset_min_size} and dset_max_size {dset_max_size}, but 1 <= dset_min_size "
-                "<= dset_max_size must hold (both count files). Fix: set DiskTrajDataset.dset_max_size and "
-                "dset_min_size."
-            )
+        check_number("DiskTrajDataset.dset_min_size", dset_min_size, lowest=1, whole=True)
+        check_number("DiskTrajDataset.dset_max_size", dset_max_size, lowest=dset_min_size, whole=True)
         limits = {"dset_max_timesteps": dset_max_timesteps, "dset_max_bytes": dset_max_bytes}
         for name, limit in limits.items():
-            if limit is not None and limit < 1:
-                raise ValueError(
-                    f"{name} is {limit}, but must be at least 1, or None for no limit. "
-                    f"Fix: set DiskTrajDataset.{name}."
-                )
+            check_number(f"DiskTrajDataset.{name}", limit, lowest=1, optional=True)
         self.dset_root, self.dset_name = dset_root, dset_name
-        self.dset_max_size, self.dset_min_size = dset_max_size, dset_min_size
+        self.dset_max_size, self.dset_min_size = int(dset_max_size), int(dset_min_size)
         self.dset_max_timesteps, self.dset_max_bytes = dset_max_timesteps, dset_max_bytes
         self.relabeler, self.takes_new_trajs = relabeler, takes_new_trajs
         self._opened: Buffer | None = None
@@ -212,7 +204,6 @@ class DiskTrajDataset(RLDataset):
             self._take_lock(buffer.path)
         if self.has_edit_rights:
             num_deleted = buffer.delete(self._beyond_limits())
-            buffer.remove_stale_temporaries()
         buffer.check_broken_share()
         num_fifo = len(buffer.fifo_files)
         return {

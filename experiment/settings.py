@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from ..agents import BaseAgent, OnPolicyAgent
 from ..data import RLDataset
-from ..data.errors import check_choice
+from ..data.errors import check_choice, check_number
 from ..data.sampling import PADDED_SAMPLING_MODES
 from ..envs import EpsilonGreedy, ExplorationWrapper
 from ..nets import TrajEncoder, TstepEncoder
@@ -24,7 +24,6 @@ from .artifacts.stores import is_run_name
 from .callbacks import Callback
 from .collect.build import MakeEnv
 from .ppo import PPOLearner
-from .process.ranges import check_number
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it since Python 3.11

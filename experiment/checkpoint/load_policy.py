@@ -29,7 +29,7 @@ from torch.nn.parameter import is_lazy
 
 from ...agents import BaseAgent, RolloutHooks
 from ...data.errors import WrongValueError
-from ...envs import ActionCode, ActionMap, ObsLayout, is_text
+from ...envs import ActionCode, ActionMap, ObsLayout
 from ...nets import TrajEncoder, TstepEncoder
 from ..config import registry
 from ..config.reading import Binding, Reference, bindings_in, parse_statements, references_in, without_macros
@@ -91,8 +91,7 @@ class LoadedPolicy:
         self._layout, self._map = ObsLayout(env_spaces.observation), ActionMap(env_spaces.action)
         self._code = ActionCode(self._map.policy_space)
         self._width = 1 + self._code.width
-        keys = [leaf.key for leaf in self._layout.leaves if not is_text(leaf.space)]
-        self._hooks = RolloutHooks(agent, keys)
+        self._hooks = RolloutHooks(agent, [leaf.key for leaf in self._layout.leaves])
         self.reset()
 
     def reset(self, num_envs: int | None = None) -> None:
@@ -180,13 +179,11 @@ class LoadedPolicy:
         return array
 
     def _flatten(self, obs: Any) -> dict[str, np.ndarray]:
-        """The observations in the form the agent uses, each (N, ...); texts are left out."""
+        """The observations in the form the agent uses, each (N, ...)."""
         flat = {}
         num_rows = None if self._is_single else self._num_envs
         try:
             for leaf, raw in zip(self._layout.leaves, self._layout.values(obs), strict=True):
-                if is_text(leaf.space):
-                    continue
                 value = np.array(leaf.convert(raw, num_rows), leaf.dtype, order="C", ndmin=1)
                 flat[leaf.key] = value.reshape(self._num_envs, *leaf.shape)
                 if leaf.has_checks:

@@ -22,7 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from loxodon.agents import Agent, BaseAgent
-from loxodon.envs import EnvSpec, TMazePassive, make_vector_env, resolve_env
+from loxodon.envs import EnvSpec, TMazePassive, Tokens, make_vector_env, resolve_env
 from loxodon.experiment import Experiment, load_policy
 from loxodon.experiment.checkpoint.store import MARKER, contents
 from loxodon.experiment.config import load_config
@@ -63,7 +63,7 @@ class TiltedEnv(gym.Env[Any, Any]):
     observation_space = spaces.Dict(
         {
             "where": spaces.Tuple([spaces.Discrete(4, start=2), spaces.Box(-1, 1, (2,), np.float64)]),
-            "words": spaces.Text(5),
+            "words": Tokens(["hello"], 2),
         }
     )
     action_space = spaces.Box(np.array([[0.0, -4.0]]), np.array([[1.0, 8.0]]), dtype=np.float64)

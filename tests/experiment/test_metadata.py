@@ -213,7 +213,6 @@ ALL: list[Space[Any]] = [
     spaces.MultiBinary(7),
     spaces.MultiBinary((2, 3)),
     Tokens(["go", "left"], 4),
-    spaces.Text(9, min_length=2, charset="xyz"),
     spaces.Dict({"b": spaces.Discrete(2), "a": spaces.Tuple([spaces.Discrete(3), spaces.Box(0, 1, (2,))])}),
 ]
 
