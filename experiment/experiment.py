@@ -504,27 +504,27 @@ class Experiment(Settings):
         self.config_hash = config_hash(self, known_bindings())
         self.artifacts = self._make_uploads()
         is_actor = self.ctx.role.is_actor  # an actor has its own file, next to that of the learner
-        wandb = {
-            "project": self.wandb_project,
-            "entity": self.wandb_entity,
-            "group": self.wandb_group_name,
-            "name": self.run_name,
-            "job_type": self.mode,
-            "config": {
-                "gin": gin.operative_config_str(),
-                "seed": self.ctx.progress.seed,
-                "hash": self.config_hash,
-            },
-        }
-        store = self.artifacts.store
-        needs_wandb = self.log_to_wandb or (store is not None and store.needs_wandb)
+        store, wandb = self.artifacts.store, None
+        if self.ctx.is_main and (self.log_to_wandb or (store is not None and store.needs_wandb)):
+            wandb = {
+                "project": self.wandb_project,
+                "entity": self.wandb_entity,
+                "group": self.wandb_group_name,
+                "name": self.run_name,
+                "job_type": self.mode,
+                "config": {
+                    "gin": gin.operative_config_str(),
+                    "seed": self.ctx.progress.seed,
+                    "hash": self.config_hash,
+                },
+            }
         self.metric_logger = MetricLogger(
             self.run_dir,
             file_name=f"metrics_collect_{platform.node()}_{os.getpid()}.jsonl"
             if is_actor
             else "metrics.jsonl",
             has_tensorboard=not is_actor,
-            wandb=wandb if needs_wandb and self.ctx.is_main else None,
+            wandb=wandb,
             wandb_metrics=self.log_to_wandb,
         )
 

@@ -44,6 +44,7 @@ STARTING_PROCESSES = tuple(
         "experiment/process/test_malloc.py",
         "experiment/test_resume.py::test_kill_9",
         "integration/",
+        "tools/test_seeds.py::test_only_unfinished",
     )
 )
 

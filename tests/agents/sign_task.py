@@ -12,16 +12,19 @@ from loxodon.data import Batch
 
 
 def after_learning(
-    agent: BaseAgent, learning_rate: float, draw: Callable[[Tensor], tuple[Tensor, Tensor]]
+    agent: BaseAgent,
+    learning_rate: float,
+    draw: Callable[[Tensor], tuple[Tensor, Tensor]],
+    num_batches: int,
 ) -> tuple[Tensor, Tensor]:
-    """Train on 150 batches; `draw` maps the right actions (64, 1, 1), 1 or 0, to actions and rewards.
+    """Train; `draw` maps the right actions (64, 1, 1), 1 or 0, to actions and rewards.
 
     Returns: greedy actions (256, 1), and the right ones, 1 or 0.
     """
     optimizer = torch.optim.AdamW(agent.trainable_params(), lr=learning_rate)
     width, ones = 1 + agent.action_dim, torch.ones(64, 1, 1, dtype=torch.bool)
     times = torch.zeros(64, 2, 1, dtype=torch.int64)
-    for _ in range(150):
+    for _ in range(num_batches):
         x = torch.randn(64, 2, 3)
         actions, reward = draw((x[:, :1, :1] > 0).float())
         out = agent(Batch({"observation": x}, torch.zeros(64, 2, width), times, actions, reward, ones, ones))

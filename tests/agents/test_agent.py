@@ -376,8 +376,8 @@ def test_agent_finds_the_rewarded_action(kind: str) -> None:
         index = torch.randint(0, 2, (64, 1, 1))
         return one_hot(index, 2).flatten(2).float(), (index == right).float()
 
-    action, right = after_learning(agent, 3e-3, draw)
+    action, right = after_learning(agent, 1e-2, draw, num_batches=100 if kind == "box" else 60)
     if kind == "box":
         assert (action - (right - 0.5)).abs().mean() < 0.15
     else:
-        assert (action == right).float().mean() > 0.95
+        assert (action == right).float().mean() > 0.9

@@ -206,11 +206,11 @@ def test_the_rewarded_action_is_found(case: str) -> None:
         distance = (actions - (right - 0.5)).abs()
         return actions, -distance if space is ONE_BOX else (actions[..., 1:] == right).float()
 
-    action, right = after_learning(agent, 5e-3, draw)
+    action, right = after_learning(agent, 5e-3, draw, num_batches=150 if space is ONE_BOX else 80)
     if space is ONE_BOX:
         assert (action - (right - 0.5)).abs().mean() < 0.2
     else:
-        assert (action == right).float().mean() > 0.95
+        assert (action == right).float().mean() > 0.9
 
 
 # --- formulas by hand: critics and policies are constant ------------------------------------------------

@@ -43,8 +43,8 @@ def rewarded(agent: PPOAgent, seed: int) -> tuple[RolloutBatch, float]:
 
 def share_of_right_actions(encoder: str, **kwargs: Any) -> float:
     agent = make_agent(spaces.Discrete(2), encoder, **kwargs)
-    optimizer = torch.optim.Adam(agent.trainable_params(), lr=2e-3, eps=1e-5)
-    for rollout in range(20):
+    optimizer = torch.optim.Adam(agent.trainable_params(), lr=5e-3, eps=1e-5)
+    for rollout in range(12):
         batch, _ = rewarded(agent.eval(), rollout)
         agent.gather_statistics(batch)
         agent.update_values_statistics(batch.returns, batch.mask)  # type: ignore[arg-type]

@@ -369,7 +369,7 @@ def test_the_dataset_that_does_nothing() -> None:
 
 @pytest.mark.slow
 def test_memory_use_stays_constant(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
-    """Files come and are deleted for 120 epochs; one array or a few paths per epoch would be too much."""
+    """Files come and are deleted for 60 epochs; one array or a few paths per epoch would be too much."""
     data = fill(fifo, [40] * 30)[0].read_bytes()
     rng, used = np.random.default_rng(0), []
     tracemalloc.start()
@@ -377,13 +377,13 @@ def test_memory_use_stays_constant(make_dataset: MakeDataset, fill: Fill, fifo: 
         sampler = PrioritySampler()
         sampler.sample_by = "timestep"
         dataset = make_dataset(dset_max_size=30, sampler=sampler)
-        for epoch in range(120):
+        for epoch in range(60):
             for i in range(10):
                 (fifo / f"env_{10 * epoch + i:08x}_{2e9 + epoch + i / 100:.6f}.npz").write_bytes(data)
             assert dataset.on_end_of_collection()["fifo_files"] == 30
             dataset.refresh()
             dataset.sample_windows(60, rng)
-            if epoch in (10, 119):
+            if epoch in (10, 59):
                 gc.collect()
                 snapshot = tracemalloc.take_snapshot()  # pathlib interns names in a table of the interpreter
                 snapshot = snapshot.filter_traces([tracemalloc.Filter(False, "*pathlib.py")])

@@ -218,15 +218,6 @@ def test_a_missing_required_value_is_named() -> None:
         resolve_env(TMazePassive).build()
 
 
-def test_importing_envs_is_light() -> None:
-    import subprocess
-
-    heavy = ("torch", "accelerate", "wandb", "popgym")
-    code = f"import loxodon.envs, sys; print(any(m in sys.modules for m in {heavy}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
-
-
 def test_a_class_of_a_module_is_named_like_an_id_and_sent_as_text() -> None:
     spec = pickle.loads(pickle.dumps(gym_env("scripted_envs:ScriptedEnv", kwargs={"gain": 2.0})))
     assert spec.target == "scripted_envs:ScriptedEnv"

@@ -295,7 +295,7 @@ def test_returns_and_lengths_are_as_documented(preset: str) -> None:
     policies = {"random": None, "optimal": POLICIES[preset]()}
     if preset in EXPLORERS:
         policies["explorer"] = EXPLORERS[preset]
-    num_episodes = int(np.clip(5_000 // row.steps, 10, 200))
+    num_episodes = int(np.clip(2_500 // row.steps, 10, 200))
     for kind, policy in policies.items():
         returns, steps = returns_of(env, policy, num_episodes)
         error = 4 * float(returns.std()) / math.sqrt(num_episodes) + 0.02 * max(0.5, abs(returns.mean()))

@@ -196,7 +196,7 @@ def test_a_signal_to_all_processes_is_not_a_failure_and_leaves_no_process(tmp_pa
 FRESH = """
 import sys
 import loxodon.experiment, loxodon.tools.launch
-absent = {"wandb", "tensorboard", "popgym", "ray", "submitit"}
+absent = {"wandb", "tensorboard", "torch.utils.tensorboard", "tensorflow", "popgym", "ray", "submitit"}
 print(sorted(absent & set(sys.modules)))
 
 import numpy as np
