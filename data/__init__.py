@@ -39,6 +39,14 @@ if TYPE_CHECKING:
     from .batch import Batch, RolloutBatch, pack_batch, pad_batch
     from .loader import BatchLoader
 
+_NEEDS_TORCH = {
+    "Batch": "batch",
+    "pack_batch": "batch",
+    "pad_batch": "batch",
+    "BatchLoader": "loader",
+    "RolloutBatch": "batch",
+}
+
 __all__ = [
     "FILE_FORMATS",
     "Batch",
@@ -73,7 +81,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import the names that need torch on first use (PEP 562)."""
-    if name in __all__:
-        module = ".loader" if name == "BatchLoader" else ".batch"
-        return getattr(importlib.import_module(module, __name__), name)
+    if name in _NEEDS_TORCH:
+        return getattr(importlib.import_module(f".{_NEEDS_TORCH[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,11 +5,13 @@ The cost of a listing depends on the number of new files, not on the number of a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import logging
 import math
 import os
+import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,6 +22,7 @@ from .files import TEMPORARY_SUFFIX, TrajectoryReader, bad_value_error, format_e
 from .trajectory import Layout, Trajectory
 from .values import find_bad_value
 
+_STALE_TEMPORARY_S = 3600.0
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors with other causes than the file
 MAX_BROKEN_SHARE = 0.05  # fraction of all files that this process has listed
 _REASON_SUFFIX = ".txt"
@@ -213,6 +216,7 @@ class Buffer:
         self._value = value
         # Everything in the folders, by is_protected and name; None marks entries that are not sampled from.
         self._known: dict[bool, dict[str, TrajectoryFile | None]] = {False: {}, True: {}}
+        self._temporaries: list[Path] = []
         self._has_warned = False
         self._num_seen = 0  # number of different files seen in all
         self._reader = TrajectoryReader()
@@ -233,6 +237,7 @@ class Buffer:
         """List the folders again, and close opened files that are gone. Raises like cut."""
         added: list[TrajectoryFile] = []
         gone: list[TrajectoryFile] = []
+        self._temporaries = []
         for is_protected, known in self._known.items():
             names = _names_in(self._folders[is_protected])
             if names is None:
@@ -348,6 +353,13 @@ class Buffer:
         self._forget(doomed)
         return len(doomed) - len(failed)
 
+    def remove_stale_temporaries(self) -> None:
+        """Delete temporary files, as of the last listing, that a killed writer left more than an hour ago."""
+        for path in self._temporaries:
+            with contextlib.suppress(OSError):  # its writer has usually just renamed it
+                if time.time() - path.stat().st_mtime > _STALE_TEMPORARY_S:
+                    path.unlink()
+
     def close_files(self) -> None:
         """Close all open files; they are opened again when they are needed."""
         self._reader = TrajectoryReader()
@@ -356,6 +368,8 @@ class Buffer:
         """Add a name that is new in a folder. Returns the file if it is a finished trajectory."""
         folder = self._folders[is_protected]
         if name.endswith(TEMPORARY_SUFFIX):
+            if not is_protected and parse_name(name.removesuffix(TEMPORARY_SUFFIX)) is not None:
+                self._temporaries.append(folder / name)
             return None
         file, parsed = None, parse_name(name)
         if parsed is not None:

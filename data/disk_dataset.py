@@ -204,6 +204,7 @@ class DiskTrajDataset(RLDataset):
             self._take_lock(buffer.path)
         if self.has_edit_rights:
             num_deleted = buffer.delete(self._beyond_limits())
+            buffer.remove_stale_temporaries()
         buffer.check_broken_share()
         num_fifo = len(buffer.fifo_files)
         return {

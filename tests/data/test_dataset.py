@@ -10,6 +10,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -164,6 +165,9 @@ def test_read_only_data_are_neither_deleted_nor_moved(
 ) -> None:
     fill(fifo, [2] * 30)
     (fifo / "env_0123abcd_1700000000.0.npz").write_bytes(b"not a trajectory")
+    stale = fifo / "env_0123abce_1700000000.0.npz.tmp"
+    stale.touch()
+    os.utime(stale, (0, 0))
     before = sorted(fifo.parent.rglob("*"))
     dataset = make_dataset(dset_max_size=2, takes_new_trajs=False, edit=edit)
     empty = {"newest": None, "num_fifo_files": 0}
@@ -274,15 +278,26 @@ def test_data_on_a_read_only_file_system_can_be_used(
             TrajectoryWriter(read_only / "fifo", 1)
 
 
+def test_temporary_files_of_other_programs_stay(make_dataset: MakeDataset, fifo: Path) -> None:
+    dataset = make_dataset()
+    (fifo / "notes.tmp").touch()
+    os.utime(fifo / "notes.tmp", (0, 0))
+    dataset.on_end_of_collection()
+    assert (fifo / "notes.tmp").exists()
+
+
 def test_temporary_and_foreign_files_are_ignored(
     make_dataset: MakeDataset, fill: Fill, fifo: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = make_dataset()
     fill(fifo, [2])
-    half = fifo / "env_0123abcd_1700000000.0.npz.tmp"
-    half.write_bytes(b"half")
+    old, young = fifo / "env_0123abcd_1700000000.0.npz.tmp", fifo / "env_0123abce_1700000000.0.npz.tmp"
+    old.write_bytes(b"half")
+    young.touch()
+    os.utime(old, (time.time() - 4000, time.time() - 4000))
     dataset.on_end_of_collection()
-    assert half.exists()
+    # temporary files of killed writers are deleted after an hour
+    assert (old.exists(), young.exists()) == (False, True)
     assert not caplog.records
     for name in ("notes.txt", "odd.npz"):
         (fifo / name).write_bytes(b"not mine")
