@@ -29,7 +29,7 @@ import torch
 from clock import seconds_of
 from provenance import ROOT, provenance
 
-LAST_CHARACTERS = 3000  # of the output of a section that failed
+LAST_CHARACTERS = 3000  # limit for the output of a section that failed
 
 
 MIN_SECTION_S = 10.0
@@ -117,7 +117,7 @@ def ceilings(device: torch.device) -> dict[str, float]:
 
 
 def result_of(command: Sequence[str], output: str, folder: Path) -> Any:
-    """What a section found: its JSON document, the last metrics of its run, or its last line."""
+    """The JSON document that a section printed, or the last metrics of its run, or its last line."""
     if command[0].startswith("benchmarks/"):
         return json.loads(output[output.index("{") :])
     metrics = next(folder.rglob("metrics.jsonl"), None)

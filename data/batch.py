@@ -59,6 +59,9 @@ class Batch:
             None in a batch made by hand.
         log_probs: (B, L, 1) float32, log-probability of each action when it was taken; NaN in windows without
             it. None if no window has it.
+
+    Raises:
+        ValueError: If a field does not begin with the shape that the mask implies.
     """
 
     obs: dict[str, Tensor]
@@ -72,6 +75,24 @@ class Batch:
     sources: Tensor | None = None
     policy_versions: Tensor | None = None
     log_probs: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Check the two leading axes of every field."""
+        num_rows, num_transitions = self.mask.shape[:2]
+        per_transition = {"actions": self.actions, "rews": self.rews, "dones": self.dones}
+        if self.log_probs is not None:
+            per_transition[_LOG_PROBS] = self.log_probs
+        per_timestep = {"rl2s": self.rl2s, "time_idxs": self.time_idxs, **self.obs}
+        if self.resets is not None:
+            per_timestep["resets"] = self.resets
+        for group, length in ((per_transition, num_transitions), (per_timestep, num_transitions + 1)):
+            for name, value in group.items():
+                if value.shape[:2] != (num_rows, length):
+                    raise ValueError(
+                        f"Batch field {name!r} begins with {tuple(value.shape[:2])}, but the mask "
+                        f"{tuple(self.mask.shape)} requires {(num_rows, length)}. Fix: build batches with "
+                        "loxodon.data.pad_batch."
+                    )
 
     @property
     def timestep_mask(self) -> Tensor:
