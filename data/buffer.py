@@ -259,8 +259,8 @@ class Buffer:
         if len(self.sizes) < len(self.files):
             self.sizes |= {file.path: _size_bytes(file) for file in self.files if file.path not in self.sizes}
 
-    def cut(self, file: TrajectoryFile, span: Callable[[int], tuple[int, int]]) -> Trajectory | None:
-        """Return the transitions of a file that `span`, given the length, chooses (start, stop), as arrays.
+    def cut(self, file: TrajectoryFile, window_of: Callable[[Trajectory], Trajectory]) -> Trajectory | None:
+        """Return the window that `window_of` slices out of the trajectory of a file.
 
         All values of the file are checked the first time. Returns None if the file is gone or cannot be used;
         such a file is removed from the list.
@@ -269,14 +269,14 @@ class Buffer:
             ValueError: If more than 5 % of the files are broken.
         """
 
-        def check_and_slice(traj: Trajectory) -> Trajectory:
+        def check_and_cut(traj: Trajectory) -> Trajectory:
             if file.path not in self._sound:
                 if problem := find_bad_value(traj, self._layout):
                     raise bad_value_error(file.path, problem)
                 self._sound.add(file.path)
-            return traj.slice(*span(len(traj)))
+            return window_of(traj)
 
-        return self._use(file, check_and_slice)
+        return self._use(file, check_and_cut)
 
     def _measure(self, file: TrajectoryFile, find_value: Callable[[Trajectory], float]) -> None:
         """Record length and value of a file. If this finds a NaN, the file is broken."""

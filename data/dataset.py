@@ -96,6 +96,16 @@ class RLDataset(ABC):
         """Return `count` random windows; override this if drawing many at once is cheaper."""
         return [self.sample_random_trajectory(rng) for _ in range(count)]
 
+    def window_of(
+        self, traj: Trajectory, traj_id: str, fraction: float, rng: np.random.Generator
+    ) -> Trajectory:
+        """Return the window of a stored trajectory that the sampler chooses, after relabelling it."""
+        if self.relabeler is not None:
+            traj = self.relabeler.apply(traj.slice(0, len(traj)), rng)  # slicing reads the file
+        window = traj.slice(*self.sampler.window(len(traj), fraction))
+        source = self.sampler.source(traj_id)
+        return window if source < 0 else window.with_source(source)
+
     def on_run_start(self) -> None:  # noqa: B027 (optional hook)
         """Check the data. Called once before the first epoch, after a checkpoint (if any) was loaded.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,9 @@ class DiskTrajDataset(RLDataset):
                 self.sampler.set_trajs([file.traj_id for file in files], values)
                 self._shown = files
             for position, fraction in self.sampler.draw(num_missing, rng):
-                window = self._cut_window(files[position], fraction, rng)
+                file = files[position]
+                cut = partial(self.window_of, traj_id=file.traj_id, fraction=fraction, rng=rng)
+                window = self._buffer.cut(file, cut)
                 if window is not None:
                     windows.append(window)
         return windows
@@ -311,22 +314,6 @@ class DiskTrajDataset(RLDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_lock": None}
-
-    def _cut_window(
-        self, file: TrajectoryFile, fraction: float, rng: np.random.Generator
-    ) -> Trajectory | None:
-        sampler = self.sampler
-
-        def span(length: int) -> tuple[int, int]:
-            return sampler.window(length, fraction)
-
-        if self.relabeler is None:
-            window = self._buffer.cut(file, span)
-        elif (window := self._buffer.cut(file, lambda length: (0, length))) is not None:
-            window = self.relabeler.apply(window, rng)
-            window = window.slice(*span(len(window)))
-        source = sampler.source(file.traj_id)
-        return window if window is None or source < 0 else window.with_source(source)
 
     @property
     def _named(self) -> list[str | None]:

@@ -122,15 +122,10 @@ class MemoryTrajDataset(RLDataset):
             values = [self.sampler.value(traj) for traj in self._trajs] if self.sampler.needs_values else None
             self.sampler.set_trajs([*self._ids], values)
             self._has_changed = False
-        windows = []
-        for position, fraction in self.sampler.draw(count, rng):
-            traj = self._trajs[position]
-            if self.relabeler is not None:
-                traj = self.relabeler.apply(traj, rng)
-            window = traj.slice(*self.sampler.window(len(traj), fraction))
-            source = self.sampler.source(self._ids[position])
-            windows.append(window if source < 0 else window.with_source(source))
-        return windows
+        return [
+            self.window_of(self._trajs[position], self._ids[position], fraction, rng)
+            for position, fraction in self.sampler.draw(count, rng)
+        ]
 
     def delete(self) -> None:
         self._trajs, self._ids, self._num_timesteps, self._has_changed = [], [], 0, True
