@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 python benchmarks/learner.py discrete multi_task --seconds 5
     OMP_NUM_THREADS=1 python benchmarks/learner.py discrete --precision bf16 --profile
     OMP_NUM_THREADS=1 python benchmarks/learner.py discrete --compile      # Experiment.compile_learning
-    python benchmarks/learner.py large large_packed --device cuda --precision bf16
+    python benchmarks/learner.py base large --device cuda --precision bf16
 
 Batches of 24 windows of 128 (or 512) transitions, 16 observations, 4 actions; encoders of width 128 (a
 Transformer of 3 layers, a GRU of 2), 4 critics, 5 discounts, heads of 2 x 256; one torch thread, float32 or
