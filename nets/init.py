@@ -1,12 +1,11 @@
 """First weights: the gains, shares and standard deviations of the networks in this package.
 
-Each is the default of the argument in the last column, which gin can set: `FFTstepEncoder.rl2_gain = 1.0`.
+Each is the default of the argument in the last column, which gin can set: `GRUTrajEncoder.gate_gain = 1.0`.
 A gain multiplies torch's first weights, so 1 keeps them. The reason for a value is written below it.
 
 | name | value | scales | source | argument |
 |---|---|---|---|---|
 | `FAN_IN_GAIN` | sqrt(3) | critics | LeCun et al. 1998 | none: as published |
-| `RL2_GAIN` | 0.1 | inputs: previous reward, action | Ours. | `FF-`, `DictTstepEncoder.rl2_gain` |
 | `GATE_GAIN` | 8 | inputs of gates | Ours. | `gate_gain` of GRU, LSTM, GLA, Mamba, Mamba-2 |
 | `EXP_GATE_GAIN` | 4 | inputs of exponential gates | Ours. | `MLSTMTrajEncoder.gate_gain` |
 | `MIN_RNN_GATE_GAIN` | 16 | inputs of gates | Ours. | `gate_gain` of minGRU, minLSTM |
@@ -28,9 +27,6 @@ FAN_IN_GAIN = math.sqrt(3.0)
 """Weights are uniform within gain / sqrt(fan_in), so this gives them a variance of 1 / fan_in: outputs are as
 large as inputs. With a gain of 1, the sequence model receives little gradient from the critics at first.
 """
-
-RL2_GAIN = 0.1
-"""Observations come first; the previous reward and action gain influence by learning."""
 
 GATE_GAIN = 8.0
 """By chance, some gates then admit a rare timestep and keep it. With a gain of 1, all gates are open to about

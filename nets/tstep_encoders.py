@@ -26,7 +26,6 @@ from .images import (
     say_once,
     sides_of,
 )
-from .init import RL2_GAIN
 from .mlp import MLP, activation_fn, initialize, norm_layer, require_at_least, require_positive
 from .normalization import RunningNorm
 
@@ -231,7 +230,8 @@ class FFTstepEncoder(_MLPTstepEncoder):
         hide_rewards: replace only the previous reward by zeros.
         time_scale: also use the index of the timestep in its episode, divided by this; None leaves it out.
         specify_obs_keys: names of the observations to use; None for all.
-        rl2_gain: factor of the first weights of previous reward and action.
+        rl2_gain: factor of the first weights of previous reward and action; below 1, they gain influence by
+            learning.
         init: initialisation of linear layers, "default" or "orthogonal".
     Raises: ValueError for a size below 1, unknown observation names or spaces that cannot be flattened.
     """
@@ -251,7 +251,7 @@ class FFTstepEncoder(_MLPTstepEncoder):
         hide_rewards: bool = False,
         time_scale: int | None = None,
         specify_obs_keys: Sequence[str] | None = None,
-        rl2_gain: float = RL2_GAIN,
+        rl2_gain: float = 1.0,
         init: str = "default",
         activate_output: bool = False,
     ) -> None:
@@ -306,7 +306,8 @@ class DictTstepEncoder(_MLPTstepEncoder):
         hide_rewards: replace only the previous reward by zeros.
         time_scale: also use the index of the timestep in its episode, divided by this; None leaves it out.
         specify_obs_keys: names of the observations to use; None for all.
-        rl2_gain: factor of the first weights of previous reward and action.
+        rl2_gain: factor of the first weights of previous reward and action; below 1, they gain influence by
+            learning.
         init: initialisation of the linear layers of the MLP, "default" or "orthogonal".
     Raises: ValueError for a size below 1, unknown names or kinds, or text without a vocabulary.
     """
@@ -332,7 +333,7 @@ class DictTstepEncoder(_MLPTstepEncoder):
         hide_rewards: bool = False,
         time_scale: int | None = None,
         specify_obs_keys: Sequence[str] | None = None,
-        rl2_gain: float = RL2_GAIN,
+        rl2_gain: float = 1.0,
         init: str = "default",
     ) -> None:
         require_positive("DictTstepEncoder", img_features=img_features, d_embedding=d_embedding)
