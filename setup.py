@@ -95,6 +95,7 @@ setup(
     package_data={
         **{f"loxodon.{top}": ["py.typed"] for top in CODE_LAYERS},
         "loxodon.gin_configs": ["*.gin", "**/*.gin"],
+        "loxodon.tools.benchmark": ["*.json"],
     },
     zip_safe=False,
     classifiers=[

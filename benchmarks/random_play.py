@@ -1,4 +1,4 @@
-"""Measure random play in the tasks of the suites and store it in reference_values.json.
+"""Measure random play in the tasks of a suite, for the reference values of `loxodon benchmark`.
 
 python benchmarks/random_play.py --suite popgym
 """
@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 import gin
 import numpy as np
-from learning_tasks import CONTROL, SUITES, Task
 
 import loxodon.experiment  # noqa: F401  # registers the names in presets
 from loxodon.envs import resolve_env
 from loxodon.experiment.config import load_config
-
-PATH = Path(__file__).with_name("reference_values.json")
+from loxodon.tools.benchmark.results import REFERENCES
+from loxodon.tools.benchmark.suites import SUITES, Task
 
 
 @gin.configurable(module="benchmarks.random_play")
@@ -27,9 +25,9 @@ def env_holder(make_env: Any = gin.REQUIRED) -> Any:
     return make_env
 
 
-def play(task: Task, episodes: int) -> dict[str, Any]:
+def play(task: Task, configs: tuple[str, ...], episodes: int) -> dict[str, Any]:
     """Mean of a task's metric over episodes of uniformly random actions; the seed is 0."""
-    load_config(task.configs, [*task.overrides, "Experiment.run_name='random'"])
+    load_config([*configs, *task.configs], [*task.settings, "Experiment.run_name='random'"])
     gin.bind_parameter("env_holder.make_env", gin.query_parameter("Experiment.make_val_env"))
     env = resolve_env(env_holder()).build_raw()
     env.action_space.seed(0)
@@ -59,11 +57,11 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=200)
     args = parser.parse_args()
     suite = SUITES[args.suite]
-    for name in args.tasks or [name for name in suite if not name.endswith(CONTROL)]:
-        values = json.loads(PATH.read_text(encoding="utf-8"))
-        found = {**play(suite[name], args.episodes), "source": "random_play"}
+    for name in args.tasks or suite.tasks:
+        values = json.loads(REFERENCES.read_text(encoding="utf-8"))
+        found = {**play(suite.tasks[name], suite.configs, args.episodes), "source": "random_play"}
         values["tasks"].setdefault(name, {})["random"] = found
-        PATH.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        REFERENCES.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         print(name, found, flush=True)
 
 

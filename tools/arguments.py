@@ -27,6 +27,7 @@ from ..gin_configs.start import (
     gin_for,
     problem_with_id,
 )
+from .benchmark.suites import SUITES
 
 USAGE_ERROR = 2
 DEVICES = ("cpu", "cuda", "mps")
@@ -435,6 +436,76 @@ def parse_report(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--group", action="append", default=[], metavar="PREFIX", help=by_name)
     return parser.parse_args(words)
+
+
+# ---- benchmark ----
+
+
+def parse_benchmark(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the options of `loxodon benchmark`; ends the process if they are wrong.
+
+    Returns: a namespace; `tasks` holds names of the suite (all of them if none was given), `overrides` holds
+        `Name.param=value` words.
+    """
+    parser = Parser(
+        prog="loxodon benchmark",
+        description="Run every task of a suite with several seeds, and write a page that compares agents. "
+        "Without --config, the agent is the recommended one.",
+        epilog="The same command continues after an interruption. Several of them, also on several machines, "
+        "share the runs of a folder. Suites: "
+        + "; ".join(f"{n}: {', '.join(s.tasks)}" for n, s in SUITES.items()),
+    )
+    parser.takes_settings = True
+    add = parser.add_argument
+    add("suite", choices=list(SUITES), metavar="SUITE", help=", ".join(SUITES))
+    add(
+        "words",
+        nargs="*",
+        metavar="TASK",
+        help="tasks of the suite (default: all), and settings of the agent",
+    )
+    of_agent = "preset or gin file of your own agent, which includes base_offpolicy.gin or is a whole one"
+    add("--config", action="append", default=[], metavar="FILE", help=f"{of_agent} (repeatable)")
+    add("--name", metavar="NAME", help="name of your agent on the page; needed with --config or settings")
+    add("--seeds", type=parse_seeds, default=[0, 1, 2], metavar="0:3", help="seeds (default: 0:3)")
+    add(
+        "--jobs",
+        type=at_least_1,
+        default=1,
+        metavar="N",
+        help="number of runs at a time, with one thread each (default: 1)",
+    )
+    add("--env-steps", type=at_least_1, metavar="N", help="budget of each run (default: that of its task)")
+    add(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("benchmark"),
+        metavar="DIR",
+        help="folder of the results (default: benchmark)",
+    )
+    add("--page", type=Path, metavar="FILE", help="the page (default: DIR/SUITE.md)")
+    args = parser.parse_intermixed_args(words)
+    suite = SUITES[args.suite]
+    args.overrides = [word for word in args.words if "=" in word]
+    args.tasks = [word for word in args.words if "=" not in word] or list(suite.tasks)
+    for name in args.tasks:
+        if name not in suite.tasks:
+            meant = did_you_mean(name, suite.tasks)
+            parser.error(
+                f"{name!r} is not a task of {args.suite}.{meant} Fix: choose from {', '.join(suite.tasks)}."
+            )
+    for text in args.overrides:
+        if problem := override_problem(text):
+            parser.stop(f"command line, `{text}`: {problem}")
+    for name in args.config:
+        if find_preset(name) is None:
+            parser.stop(f"command line, `--config {name}`: {_not_a_config(name)}")
+    if args.name is None and (args.config or args.overrides):
+        parser.error("an agent of your own needs a name. Fix: add --name mine.")
+    if args.name is not None and not re.fullmatch(r"[\w.+-]+", args.name):
+        parser.error(f"--name {args.name!r} is not a file name. Fix: use letters, digits and . + - _ only.")
+    return args
 
 
 # ---- sweep ----

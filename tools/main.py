@@ -13,6 +13,7 @@ from importlib.metadata import version
 from ..gin_configs.presets import did_you_mean, preset_names
 from .arguments import (
     USAGE_ERROR,
+    parse_benchmark,
     parse_evaluate,
     parse_export,
     parse_report,
@@ -36,6 +37,7 @@ COMMANDS = {
     ),
     "presets": ("loxodon.tools.presets:main", "list the presets and their measured results"),
     "sweep": ("loxodon.tools.sweep:main", "search for good settings"),
+    "benchmark": ("loxodon.tools.benchmark.main:main", "run a suite of tasks, and compare agents"),
     "export": ("loxodon.tools.export:main", "write a folder to share: policy, configuration, model card"),
 }
 """Module, function and a one-line description of each command."""
@@ -45,6 +47,7 @@ _PARSERS: dict[str, Callable[[Sequence[str]], object]] = {
     "report": parse_report,
     "status": parse_status,
     "sweep": parse_sweep,
+    "benchmark": parse_benchmark,
     "export": parse_export,
 }
 

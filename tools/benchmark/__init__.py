@@ -1,0 +1,1 @@
+"""`loxodon benchmark`: suites of tasks, the runs of an agent on them, and a page that compares agents."""

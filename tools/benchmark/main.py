@@ -1,0 +1,195 @@
+"""`loxodon benchmark popgym --jobs 2`: runs of an agent on all tasks of a suite, and a page about them.
+
+In the folder of results, `SUITE/NAME/TASK-seed0.json` is a finished run, `SUITE/NAME/runs/` has the folders
+of all runs, and `SUITE.md` is the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...data.lock import FolderLock, LockPurpose
+from ...experiment.checkpoint.store import CheckpointManager
+from ...experiment.config import explained, load_config
+from ...experiment.experiment import Experiment
+from ...experiment.fleet.actors import library_program
+from ...experiment.output.plots import curves_if_readable
+from ...experiment.process.exits import FAILED, INTERRUPTED
+from ...experiment.process.versions import PACKAGES, git_commit, hardware, version_of
+from .. import run as run_command
+from ..arguments import parse_benchmark
+from ..dry_run import dry_run
+from ..seeds import Job, run_jobs
+from .page import write_page
+from .results import Run, path_of, read_run, read_runs, store
+from .suites import SUITES, Task
+
+OWN_NAME = "loxodon"
+_CLAIM = LockPurpose(
+    "benchmark",
+    "runs",
+    "a run has only one process",
+    "wait for it.",
+)
+
+
+@dataclass
+class Benchmark:
+    """The runs of one agent on tasks of a suite.
+
+    folder: that of the suite, for all agents. configs and settings: the agent. num_env_steps: budget of each
+    run; None for that of its task.
+    """
+
+    suite: str
+    name: str
+    folder: Path
+    configs: Sequence[str]
+    settings: Sequence[str]
+    num_env_steps: int | None
+    num_jobs: int
+    failed: list[str] = field(default_factory=list)
+    elsewhere: list[str] = field(default_factory=list)
+    _pending: dict[Path, tuple[str, int, FolderLock]] = field(default_factory=dict)
+
+    def run(self, tasks: Sequence[str], seeds: Sequence[int]) -> bool:
+        """Run what is not stored, seed by seed over all tasks; returns whether nothing was interrupted."""
+        return run_jobs(self._jobs(tasks, seeds), self.num_jobs, self._on_end)
+
+    def words_of(self, task: Task) -> tuple[list[str], list[str]]:
+        """Configurations and settings of a run: those of the agent have precedence over those of the task."""
+        configs, settings = [*task.configs, *self.configs], [*task.settings, *self.settings]
+        load_config(configs, [(text, text) for text in (*settings, "Experiment.run_name='any'")])
+        with explained():
+            exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built
+        budget = self.num_env_steps or task.num_env_steps
+        epochs = -(-budget // (exp.parallel_actors * exp.train_timesteps_per_epoch))
+        return configs, [*settings, f"Experiment.epochs={epochs}", "Experiment.stop_at_val_return=None"]
+
+    def check(self, task: Task) -> None:
+        """Build and train once with tiny numbers, so that mistakes are found before the first run."""
+        configs, settings = self.words_of(task)
+        config = load_config(configs, [(text, text) for text in (*settings, "Experiment.run_name='check'")])
+        with explained():
+            dry_run(config)
+
+    def _jobs(self, tasks: Sequence[str], seeds: Sequence[int]) -> Iterator[Job]:
+        for seed in seeds:
+            for name in tasks:
+                if (job := self._job(name, seed)) is not None:
+                    yield job
+
+    def _job(self, name: str, seed: int) -> Job | None:
+        """The run of a task with a seed; None if it is stored, or another process is at it."""
+        configs, settings = self.words_of(SUITES[self.suite].tasks[name])
+        path, run_name = path_of(self.folder, self.name, name, seed), f"{name}-seed{seed}"
+        if self._is_stored(path, configs, settings):
+            return None
+        run_dir = path.parent / "runs" / run_name
+        run_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = FolderLock(run_dir, run_name, _CLAIM)
+        except ValueError:
+            self.elsewhere.append(run_name)
+            return None
+        if self._is_stored(path, configs, settings):  # it ended in between
+            lock.release()
+            return None
+        self._pending[run_dir] = name, seed, lock
+        run_command.say(f"{run_name} started")
+        again = ["--resume"] * bool(CheckpointManager(run_dir, run_name).complete_epochs())
+        command = [*library_program(), *(word for config in configs for word in ("--config", config))]
+        command += ["--seed", str(seed), "--run-name", run_name, *again]
+        command += [
+            f"Experiment.ckpt_base_dir={str(run_dir.parent)!r}",
+            "Experiment.torch_threads=1",
+            *settings,
+        ]
+        return Job(command, run_dir, has_log=True)
+
+    def _is_stored(self, path: Path, configs: list[str], settings: list[str]) -> bool:
+        """Whether the file of a run exists. Raises: ValueError if it is one with another agent or budget."""
+        if not path.exists():
+            return False
+        run = read_run(path)
+        if (run.configs, run.settings) != (configs, settings):
+            differ = sorted({*run.configs, *run.settings} ^ {*configs, *settings})
+            raise ValueError(
+                f"{path} was made with other settings; only one of the two has {', '.join(differ)}. "
+                "Fix: choose another --name or -o, or delete that file."
+            )
+        return True
+
+    def _on_end(self, job: Job, status: int) -> None:
+        name, seed, lock = self._pending.pop(job.run_dir)
+        task, run_name = SUITES[self.suite].tasks[name], job.run_dir.name
+        points = curves_if_readable(job.run_dir).get(task.metric, ())
+        if job.was_terminated:
+            run_command.say(f"{run_name} was interrupted")
+        elif status or not points:
+            why = f"exit status {status}" if status else f"no {task.metric} in its logs"
+            run_command.say(f"{run_name} failed ({why}), log {job.run_dir / 'logs' / 'console.log'}")
+            self.failed.append(run_name)
+        else:
+            configs, settings = self.words_of(task)
+            run = Run(
+                self.suite,
+                name,
+                self.name,
+                seed,
+                [
+                    [p["env_steps"], p["gradient_steps"], round(p["wall_s"], 1), round(p["value"], 4)]
+                    for p in points
+                ],
+                configs,
+                settings,
+                versions={**{name: version_of(name) for name in PACKAGES}, "commit": git_commit()},
+                machine=hardware(),
+            )
+            store(run, self.folder)
+            run_command.say(f"{run_name} has a score of {run.score:.4g}")
+        lock.release()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what is missing, and write the page; returns the exit status."""
+    args = parse_benchmark(argv)
+    return run_command.exit_status(lambda: _benchmark(args))
+
+
+def _benchmark(args: argparse.Namespace) -> int:
+    suite, is_own = SUITES[args.suite], not args.config and not args.overrides
+    folder: Path = args.output / args.suite
+    benchmark = Benchmark(
+        args.suite,
+        args.name or OWN_NAME,
+        folder,
+        args.config or suite.configs,
+        [*suite.settings, *args.overrides] if not args.config else args.overrides,
+        args.env_steps,
+        args.jobs,
+    )
+    if not is_own and not (folder / benchmark.name).exists():
+        benchmark.check(suite.tasks[args.tasks[0]])
+    is_complete = benchmark.run(args.tasks, args.seeds)
+    if found := read_runs(folder):
+        page: Path = args.page or args.output / f"{args.suite}.md"
+        try:
+            write_page(args.suite, found, page)
+        except ImportError as error:
+            run_command.say(f"no learning curves on the page: {error}")
+        run_command.say(f"page                {page}")
+    if benchmark.elsewhere:
+        run_command.say(f"made by other processes: {', '.join(benchmark.elsewhere)}")
+    if not is_complete:
+        run_command.say("interrupted; run the same command to continue")
+        return INTERRUPTED
+    return FAILED if benchmark.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
