@@ -282,7 +282,7 @@ class MultiCategoricalType:
         return action_dim
 
 
-_MAX_ABS_ACTION = 0.999  # at the bounds, stored actions have no finite pre-image, or no density
+MAX_ABS_ACTION = 0.999  # at the bounds, stored actions have no finite pre-image, or no density
 
 
 class TanhGaussian(PolicyDistribution):
@@ -310,7 +310,7 @@ class TanhGaussian(PolicyDistribution):
         return torch.tanh(self.loc)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        pre_tanh = torch.atanh(action.clamp(-_MAX_ABS_ACTION, _MAX_ABS_ACTION))
+        pre_tanh = torch.atanh(action.clamp(-MAX_ABS_ACTION, MAX_ABS_ACTION))
         gaussian = _log_prob_of_normal(pre_tanh, self.loc, self.log_std)
         return (gaussian - _log_slope_of_tanh(pre_tanh)).sum(-1, keepdim=True)
 
@@ -387,7 +387,7 @@ class Beta(PolicyDistribution):
         return action
 
     def log_prob(self, action: Tensor) -> Tensor:
-        inside = 0.5 * (action.clamp(-_MAX_ABS_ACTION, _MAX_ABS_ACTION) + 1.0)
+        inside = 0.5 * (action.clamp(-MAX_ABS_ACTION, MAX_ABS_ACTION) + 1.0)
         log_probs: Tensor = self.unit.log_prob(inside) - math.log(2.0)  # type: ignore[no-untyped-call]
         return log_probs.sum(-1, keepdim=True)
 
@@ -436,7 +436,7 @@ class GaussianMixture(PolicyDistribution):
         return torch.tanh(self.loc.take_along_dim(densest, dim=-2).squeeze(-2))
 
     def log_prob(self, action: Tensor) -> Tensor:
-        pre_tanh = torch.atanh(action.clamp(-_MAX_ABS_ACTION, _MAX_ABS_ACTION))[..., None, :]
+        pre_tanh = torch.atanh(action.clamp(-MAX_ABS_ACTION, MAX_ABS_ACTION))[..., None, :]
         return self._log_density(pre_tanh) - _log_slope_of_tanh(pre_tanh).sum(-1)
 
     def _log_density(self, pre_tanh: Tensor) -> Tensor:

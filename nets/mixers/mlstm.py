@@ -15,7 +15,7 @@ from ..timescales import keeping_odds
 from ..trunk import MixerTrajEncoder
 from .parts import MatrixMixer, by_head, require_heads
 
-_GATE_CAP = 15.0  # largest absolute value of a gate before its non-linearity
+GATE_CAP = 15.0  # largest absolute value of a gate before its non-linearity
 
 
 class MLSTMMixer(MatrixMixer):
@@ -54,7 +54,7 @@ class MLSTMMixer(MatrixMixer):
     def _parts(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         q, k, v, z = self.inp(x).split([self.d_k, self.d_k, self.d_v, self.d_v], dim=-1)
         q, k, v = (by_head(part, self.n_heads) for part in (q, k, v))
-        gates = _GATE_CAP * torch.tanh(self.gates(x).float() / _GATE_CAP)
+        gates = GATE_CAP * torch.tanh(self.gates(x).float() / GATE_CAP)
         write, forget = gates[..., None].chunk(2, dim=-2)
         k = k.float() * (write.exp() * self.d_head_k**-0.5)
         return [q, k, F.pad(v, (0, 1), value=1.0), F.logsigmoid(forget)], z
