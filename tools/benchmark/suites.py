@@ -150,6 +150,11 @@ LONG = Suite(
 
 # ---- other suites ----
 
+_CONTROL = (
+    "Experiment.learning_rate=5e-4",  # CartPole-v1 rises and falls with 1e-3 (docs/notebook)
+    "Experiment.replay_ratio=0.16",  # 0.6 times the env steps of 0.04 (docs/notebook)
+    "Experiment.grad_clip=1",  # with 40, CartPole-v1 and Acrobot-v1 take 1.3 and 1.7 times as many
+)
 CLASSIC = Suite(
     "Classic control",
     "Control with all velocities observed, so nothing has to be remembered; with a GRU.",
@@ -158,11 +163,34 @@ CLASSIC = Suite(
         for env_id, target in (("CartPole-v1", 475.0), ("Pendulum-v1", -200.0), ("Acrobot-v1", -100.0))
     },
     configs=("base_offpolicy", "encoders/gru"),
-    settings=(
-        "Experiment.learning_rate=5e-4",  # CartPole-v1 rises and falls with 1e-3 (docs/notebook)
-        "Experiment.replay_ratio=0.16",  # 0.6 times the env steps of 0.04 (docs/notebook)
-        "Experiment.grad_clip=1",  # with 40, CartPole-v1 and Acrobot-v1 take 1.3 and 1.7 times as many
-    ),
+    settings=_CONTROL,
+)
+
+
+def _walkers() -> dict[str, Task]:
+    """MuJoCo tasks whose observations show only positions, or only velocities."""
+    tasks = {}
+    for name, num_positions, num_velocities in (
+        ("Hopper", 5, 6),
+        ("Walker2d", 8, 9),
+        ("HalfCheetah", 8, 9),
+        ("Ant", 13, 14),
+    ):
+        positions = tuple(range(num_positions))
+        velocities = tuple(range(num_positions, num_positions + num_velocities))
+        for kind, keep in (("positions", positions), ("velocities", velocities)):
+            settings = (f"partial_env.env_id='{name}-v5'", f"partial_env.keep={keep}")
+            env = _env("@partial_env()", 64, *settings)
+            tasks[f"{name}-{kind}"] = Task(env, num_env_steps=200_000)
+    return tasks
+
+
+CONTROL = Suite(
+    "Control with part of the state",
+    "MuJoCo walkers that observe only their positions, or only their velocities; with a GRU.",
+    _walkers(),
+    configs=("base_offpolicy", "encoders/gru"),
+    settings=_CONTROL,
 )
 _TEN_ATTEMPTS = ("KShotWrapper.num_attempts=10", "Experiment.max_seq_len=250")
 META = Suite(
@@ -178,4 +206,11 @@ META = Suite(
     configs=(),
 )
 
-SUITES = {"popgym": POPGYM, "memory": MEMORY, "long": LONG, "classic": CLASSIC, "meta": META}
+SUITES = {
+    "popgym": POPGYM,
+    "memory": MEMORY,
+    "long": LONG,
+    "classic": CLASSIC,
+    "control": CONTROL,
+    "meta": META,
+}
