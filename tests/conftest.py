@@ -66,10 +66,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_finish() -> None:
-    import torch  # the process that only distributes tests does not need it
+    import gin  # the process that only distributes tests needs none of these
+    import torch
+
+    from loxodon.experiment.checkpoint import record
 
     if not torch.cuda.is_available():  # without a GPU, torch stores every seed with the stack that set it
-        torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = lambda _: None
+        torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = torch.mtia.manual_seed_all = lambda _: None
+    # Every run writes its configuration and parses the text, and most values and texts are the same.
+    record.bindings_in = functools.cache(record.bindings_in)
+    write, seen = gin.config._format_value, functools.lru_cache(None, typed=True)(gin.config._format_value)
+    plain = (bool, int, float, str, type(None))
+    gin.config._format_value = lambda value: (seen if type(value) in plain else write)(value)
     gc.collect()
     gc.freeze()  # collected objects are not scanned again
     gc.enable()

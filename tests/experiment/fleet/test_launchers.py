@@ -154,6 +154,8 @@ def test_a_command_on_ray_is_asked_to_end_and_actors_train_on_its_cluster(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_USAGE_STATS_CONFIG_PATH", str(tmp_path / "usage.json"))
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)  # otherwise Ray writes one to the home directory
     words = ["--address", "local", "--cpus", "0.1", "--", sys.executable, "-c", STUB]
     process = subprocess.Popen(
         [sys.executable, "-m", "loxodon.tools.on_ray", *words],
@@ -161,7 +163,7 @@ def test_a_command_on_ray_is_asked_to_end_and_actors_train_on_its_cluster(
         stderr=subprocess.STDOUT,
         text=True,
     )
-    wait_for(Path("begun").exists, process, limit_s=150.0)
+    wait_for(Path("begun").exists, process, limit_s=100.0)
 
     address = address_of_cluster(process)
     words = ["--backend", "ray", "--ray-address", address, "--ray-cpus", "0.1", *WORDS]
