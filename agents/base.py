@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from ..data import Batch
 from ..nets import (
-    ActionMemory,
     DistributionType,
     PolicyDistribution,
     RunningStatistics,
@@ -135,7 +134,6 @@ class BaseAgent(nn.Module, ABC):
         self.tstep_encoder = tstep_encoder_type(obs_space, 1 + self.action_dim)
         self.traj_encoder = traj_encoder_type(self.tstep_encoder.emb_dim, max_seq_len)
         self.timestep_norm = RMSNorm(self.tstep_encoder.emb_dim) if pass_timestep_to_heads else None
-        self.action_memory: ActionMemory | None = None
         # The keys are prefixes of exported hidden states. The policy reads the first model. A hidden state of
         # the agent is a tuple with the state of each model.
         self.sequence_models = {"": SequenceModel(self.tstep_encoder, self.traj_encoder, self.timestep_norm)}
@@ -159,12 +157,12 @@ class BaseAgent(nn.Module, ABC):
 
     @property
     def state_dim(self) -> int:
-        """Width D of states, without an ActionMemory's part."""
+        """Width D of states."""
         return self._models[0].dim
 
     @property
     def actor_dim(self) -> int:
-        """Width of `actor_input`, without an ActionMemory's part."""
+        """Width of `actor_input`."""
         return self.state_dim + self._actor_obs_dim
 
     def actor_input(self, state: Tensor, obs: dict[str, Tensor]) -> Tensor:
@@ -172,7 +170,7 @@ class BaseAgent(nn.Module, ABC):
         if not self.actor_obs_keys:
             return state
         raw = [obs[key].reshape(*state.shape[:-1], -1).float() for key in self.actor_obs_keys]
-        return torch.cat([state[..., : self.state_dim], *raw, state[..., self.state_dim :]], dim=-1)
+        return torch.cat([state, *raw], dim=-1)
 
     def restrict(self, policy: PolicyDistribution, obs: dict[str, Tensor]) -> PolicyDistribution:
         """The policy, or policies (..., G, P), without the actions that observations (..., *) forbid."""
@@ -189,7 +187,7 @@ class BaseAgent(nn.Module, ABC):
         return allowed.reshape(*allowed.shape[:-1], *[1] * (like.dim() - allowed.dim()), allowed.shape[-1])
 
     def encode(self, batch: Batch) -> Tensor:
-        """States (B, L+1, D) of all timesteps of a batch, padding included; an ActionMemory adds AK to D."""
+        """States (B, L+1, D) of all timesteps of a batch, padding included."""
         return self._models[0].encode(batch, mask=batch.timestep_mask, resets=batch.resets)
 
     @property
@@ -198,22 +196,22 @@ class BaseAgent(nn.Module, ABC):
 
     def init_hidden_state(self, num_envs: int, device: torch.device) -> Any:
         """Memory of `num_envs` envs before their first timestep."""
-        return tuple(model.init_hidden_state(num_envs, device) for model in self._models)
+        return tuple(model.traj_encoder.init_hidden_state(num_envs, device) for model in self._models)
 
     def reset_hidden_state(self, hidden_state: Any, ended: Tensor) -> Any:
         """Forget the episodes of rows where ended (N,) bool is True."""
         pairs = zip(self._models, hidden_state, strict=True)
-        return tuple(model.reset_hidden_state(memory, ended) for model, memory in pairs)
+        return tuple(model.traj_encoder.reset_hidden_state(memory, ended) for model, memory in pairs)
 
     def export_hidden_state(self, state: Any) -> dict[str, Tensor]:
         """Copies of a hidden state, one row per env, (N, ...); see TrajEncoder.export_hidden_state."""
         pairs = zip(self._models, state, strict=True)
-        return self._joined([model.export_hidden_state(memory) for model, memory in pairs])
+        return self._joined([model.traj_encoder.export_hidden_state(memory) for model, memory in pairs])
 
     def import_hidden_state(self, rows: dict[str, Tensor]) -> Any:
         """The hidden state that continues from exported rows."""
         pairs = self.sequence_models.items()
-        return tuple(model.import_hidden_state(under(prefix, rows)) for prefix, model in pairs)
+        return tuple(model.traj_encoder.import_hidden_state(under(prefix, rows)) for prefix, model in pairs)
 
     def _joined(self, exports: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Exported hidden states of all sequence models as one."""

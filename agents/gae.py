@@ -6,6 +6,8 @@ import gin
 import torch
 from torch import Tensor
 
+from ..nets.recurrence import reverse_recurrence
+
 
 @torch.no_grad()
 def gae(
@@ -45,10 +47,7 @@ def gae(
     following = next_values.float().masked_fill(terminated, 0.0)
     deltas = (rewards.float() + discount * following - values.float()).masked_fill(~mask, 0.0)
     decay = torch.full_like(deltas, discount * lam).masked_fill(ended | ~mask, 0.0)
-    advantages = torch.empty_like(deltas)
-    carried = torch.zeros_like(deltas[0])
-    for delta, keep, out in zip(*(reversed(x.unbind(0)) for x in (deltas, decay, advantages)), strict=True):
-        carried = torch.addcmul(delta, keep, carried, out=out)
+    advantages = reverse_recurrence(decay[None], deltas[None])[0]
     return advantages, (advantages + values.float()).masked_fill(~mask, 0.0)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 
 from ..data import Batch
 from ..nets import (
-    ActionMemory,
     Actor,
     Categorical,
     CriticEnsemble,
@@ -25,7 +23,6 @@ from ..nets import (
     dead_units,
 )
 from ..nets.mlp import require_at_least, require_positive
-from ..nets.traj_encoders import MemorylessTrajEncoder
 from .base import ActOutput, BaseAgent, LossTerms
 from .masks import fit_mask, masked_mean
 from .parts import NStep, PopArt, RandomSubset, Returns, Steps, ValueScale, WeighByReward
@@ -114,8 +111,6 @@ class OffPolicyAgent(BaseAgent, ABC):
         *given: arguments that code supplies, see BaseAgent.
         gamma: discount of the acting policy.
         training_discounts: discounts that are trained in addition to gamma (empty: none).
-        training_discounts_continuous: replaces training_discounts for continuous actions (Box); None keeps
-            them.
         reward_multiplier: factor of all rewards; metrics are reported without it.
         tau: Polyak rate per update of the target networks.
         num_critics: ensemble size C.
@@ -129,8 +124,6 @@ class OffPolicyAgent(BaseAgent, ABC):
         num_actions_for_value_in_actor_loss: the same in the actor's loss.
         values: turns outputs of critics into values (PopArt, PlainValues, FixedUnits or SummedValues).
         loss_weights: weights of the losses of each discount, see WeighByReward; None for equal weights.
-        action_memory_type: builds a memory of the outcomes of each action, which the heads read in addition
-            to the state, see ActionMemory; None disables it.
         actor_type: builds the policy head.
         critic_type: builds the critics.
         **shared: settings of BaseAgent.
@@ -146,7 +139,6 @@ class OffPolicyAgent(BaseAgent, ABC):
         *given: Any,
         gamma: float = 0.999,
         training_discounts: Sequence[float] = TRAINING_DISCOUNTS,
-        training_discounts_continuous: Sequence[float] | None = None,
         reward_multiplier: float = 10.0,
         tau: float = 0.003,
         num_critics: int = 4,
@@ -158,7 +150,6 @@ class OffPolicyAgent(BaseAgent, ABC):
         num_actions_for_value_in_actor_loss: int = 1,
         values: ValueScale = PopArt(),
         loss_weights: WeighByReward | None = None,
-        action_memory_type: Callable[..., ActionMemory] | None = None,
         actor_type: Callable[..., nn.Module] = Actor,
         critic_type: Callable[..., CriticEnsemble] = CriticEnsemble,
         **shared: Any,
@@ -172,11 +163,8 @@ class OffPolicyAgent(BaseAgent, ABC):
             values=values,
             loss_weights=loss_weights,
         )
-        if isinstance(self.action_space, spaces.Box):
-            training_discounts = (
-                training_discounts if training_discounts_continuous is None else training_discounts_continuous
-            )
-            returns = returns if returns_continuous is None else returns_continuous
+        if isinstance(self.action_space, spaces.Box) and returns_continuous is not None:
+            returns = returns_continuous
         discounts = [*training_discounts, gamma]
         self.tau, self.critic_subset, self.returns = tau, critic_subset, returns
         # Agents that are made with the same part do not share its statistics.
@@ -200,45 +188,15 @@ class OffPolicyAgent(BaseAgent, ABC):
                 f"Fix: remove {name}.pass_obs_keys_to_actor."
             )
         has_all_values = isinstance(self.action_space, spaces.Discrete)  # one output per action
-        heads = [critic_type, actor_type] if self.has_actor else [critic_type]
-        self.action_memory = self._memory_of_actions(action_memory_type, heads)
-        self.sequence_models[""] = replace(self.sequence_models[""], action_memory=self.action_memory)
-        of_memory = {} if self.action_memory is None else {"memory_dim": self.action_memory.width}
         if self.has_actor:
-            self.actor = actor_type(
-                self.actor_dim, self.action_dim, num_discounts, self.distribution, **of_memory
-            )
+            self.actor = actor_type(self.actor_dim, self.action_dim, num_discounts, self.distribution)
         self.critics = critic_type(
-            width, self.action_dim, num_discounts, has_all_values, num_critics=num_critics, **of_memory
+            width, self.action_dim, num_discounts, has_all_values, num_critics=num_critics
         )
         self.critics.build(discounts)
         if self.has_target_actor:
             self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
-
-    def _memory_of_actions(
-        self, kind: Callable[..., ActionMemory] | None, heads: Sequence[Callable[..., nn.Module]]
-    ) -> ActionMemory | None:
-        """Build the memory of the outcomes of each action, if one is wanted.
-
-        Raises: ValueError if the heads cannot read it, or if it would be the only memory.
-        """
-        if kind is None:
-            return None
-        needed = {
-            f"Discrete actions, not {self.action_space}": isinstance(self.action_space, spaces.Discrete),
-            "a Categorical policy": self.distribution is Categorical,
-            "heads that take memory_dim": all("memory_dim" in inspect.signature(h).parameters for h in heads),
-            "a trajectory encoder with memory": not isinstance(self.traj_encoder, MemorylessTrajEncoder),
-        }
-        if missing := [what for what, is_there in needed.items() if not is_there]:
-            name = type(self).__name__
-            raise ValueError(
-                f"{name}.action_memory_type is set, but a memory of actions needs {' and '.join(missing)}. "
-                f"Fix: bind {name}.action_memory_type = None."
-            )
-        with torch.random.fork_rng(devices=[]):  # it must not change the first weights of the actor
-            return kind(self.tstep_encoder.emb_dim, self.action_dim, self.max_seq_len)
 
     @abstractmethod
     def losses(self, transitions: Transitions, with_metrics: bool) -> LossTerms:
@@ -509,7 +467,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         if not all(0.0 <= g <= 1.0 for g in discounts):
             raise ValueError(
                 f"Discounts are {list(discounts)}, but must lie in [0, 1]. Fix: bind {name}.gamma, and each "
-                f"of {name}.training_discounts (or training_discounts_continuous), to a number from 0 to 1."
+                f"of {name}.training_discounts, to a number from 0 to 1."
             )
         if self.returns.needs_probabilities and not self.is_discrete:
             raise ValueError(

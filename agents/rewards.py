@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..nets import summed_over_processes
+from ..nets.recurrence import linear_recurrence
 
 
 @gin.configurable
@@ -65,13 +66,11 @@ class RewardNormalizer:
         carried = self._accumulators
         if carried is None or carried.shape != kept.shape[1:]:
             carried = torch.zeros_like(kept[0])
-        carried, sums = carried.to(kept.device), []
-        for reward, is_end, is_step in zip(kept, ended, mask, strict=True):
-            carried = torch.where(is_step, self.gamma * carried + reward, carried)
-            sums.append(carried)
-            carried = carried.masked_fill(is_end, 0.0)
-        self._accumulators = carried
-        return torch.stack(sums)
+        decay = torch.ones_like(kept).masked_fill(mask, self.gamma)
+        decay[1:].masked_fill_(ended[:-1], 0.0)
+        sums = linear_recurrence(decay[None], kept[None], carried.to(kept.device)[None])[0]
+        self._accumulators = sums[-1].masked_fill(ended[-1], 0.0)
+        return sums
 
     def _merge(self, sums: Tensor, mask: Tensor) -> None:
         counted = sums[mask]

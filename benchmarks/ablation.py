@@ -189,11 +189,21 @@ def report(found: dict[Key, dict[str, Any]], seeds: Sequence[int] = SEEDS) -> st
     """Markdown: the recommended agent on each task, then the difference of each row to it."""
     lines = ["| task | kind | area | env steps to target | reached |", "| --- | --- | --- | --- | --- |"]
     lines += [_task_line(found, name, seeds) for name in TASKS]
-    lines += ["", "| without | all tasks | tasks with a difference | |", "| --- | --- | --- | --- |"]
-    begun = [name for name in ROWS if name != REFERENCE and any(key[0] == name for key in found)]
-    lines += [_row_line(found, name, seeds) for name in begun]
+    rows = [name for name, row in ROWS.items() if row.settings is not None and name != REFERENCE]
+    lines += ["", *_row_lines(found, rows, seeds)]
     cpu_h = sum(record["cpu_s"] for record in found.values()) / 3600
     return "\n".join([*lines, "", f"{len(found)} runs, {cpu_h:.1f} CPU hours."])
+
+
+def report_removed(found: dict[Key, dict[str, Any]], seeds: Sequence[int] = SEEDS) -> str:
+    """Markdown: the same table for changes that no longer exist."""
+    return "\n".join(_row_lines(found, [name for name, row in ROWS.items() if row.settings is None], seeds))
+
+
+def _row_lines(found: dict[Key, dict[str, Any]], rows: Sequence[str], seeds: Sequence[int]) -> list[str]:
+    begun = [name for name in rows if any(key[0] == name for key in found)]
+    head = ["| without | all tasks | tasks with a difference | |", "| --- | --- | --- | --- |"]
+    return head + [_row_line(found, name, seeds) for name in begun]
 
 
 def _task_line(found: dict[Key, dict[str, Any]], name: str, seeds: Sequence[int]) -> str:
@@ -260,7 +270,8 @@ def main() -> None:
     )
     args = parser.parse_args()
     if args.report:
-        print(report(stored(args.output), args.seeds))
+        found = stored(args.output)
+        print(report(found, args.seeds), "Removed:", report_removed(found, args.seeds), sep="\n\n")
     elif args.list:
         found = stored(args.output)
         for name, row in ROWS.items():

@@ -19,7 +19,6 @@ EPOCH = 600  # env steps
 _EVERYWHERE = (
     "Experiment.train_timesteps_per_epoch=50",  # for each of 12 actors
     "Experiment.val_interval=2",  # every 1,200 env steps
-    "Agent.action_memory_type=None",
     "Experiment.start_learning_at_epoch=16",
     "ReplayRatio.warmup_env_steps=0",
 )
@@ -215,12 +214,8 @@ ROWS = {
         "sums over discounts: a value per discount, in fixed units",
         ("Agent.values=@FixedUnits()",),
     ),
-    "no_start_at_reward": Row(
-        "StartAtReward (removed for this result): values begin at the first targets", None
-    ),
-    "no_weight_average": Row(
-        "WeightAverage, a part that was removed for this result: the newest weights act", None
-    ),
+    "no_start_at_reward": Row("StartAtReward: values begin at the first targets", None),
+    "no_weight_average": Row("WeightAverage: the newest weights act", None),
     "published_subset": Row(
         "one subset of different critics per update: per element, with replacement",
         ("RandomSubset.per='element'", "RandomSubset.replace=True"),
@@ -238,34 +233,16 @@ ROWS = {
     # Sequence model
     "published_transformer": Row("our Transformer: the published one", _PUBLISHED_TRANSFORMER),
     "all_rotary": Row("heads of all other kinds: rotary ones", ("TransformerTrajEncoder.heads='rotary'",)),
-    "no_fixed_heads": Row("heads for places: rotary ones", _heads("rotary", "rotary", "content", "counting")),
+    "no_fixed_heads": Row("heads for places: rotary ones", _heads("rotary", "rotary", "content", "content")),
     "no_content_heads": Row(
         "heads for contents and counts: rotary ones", _heads("fixed", "fixed", "rotary", "rotary")
     ),
-    "no_counting_heads": Row(
-        "the head that counts: one more for contents", _heads("fixed", "fixed", "content", "content")
-    ),
+    "no_counting_heads": Row("the head that counts: one more for contents", None),
     "no_qk_gain": Row("long queries at first: a gain of 1", ("TransformerTrajEncoder.qk_gain=1.0",)),
     # First weights
-    "published_first_weights": Row(
-        "all our first weights: the published ones",
-        (
-            "CriticEnsemble.out_gain=1.7320508",
-            "CriticEnsemble.joint_fan_in=True",
-            "Actor.out_gain=1.0",
-            "Actor.out_bias_gain=1.0",
-            "FFTstepEncoder.rl2_gain=1.0",
-            "TransformerTrajEncoder.qk_gain=1.0",
-        ),
-    ),
-    "published_critic_weights": Row(
-        "our first weights of critics",
-        ("CriticEnsemble.out_gain=1.7320508", "CriticEnsemble.joint_fan_in=True"),
-    ),
-    "published_actor_weights": Row(
-        "small first weights of the actor's last layer",
-        ("Actor.out_gain=1.0", "Actor.out_bias_gain=1.0"),
-    ),
+    "published_first_weights": Row("all first weights: the published ones", None),
+    "published_critic_weights": Row("smaller first weights of critics: the published ones", None),
+    "published_actor_weights": Row("small first weights of the actor's last layer: the usual ones", None),
     "published_rl2_weights": Row(
         "small first weights of the previous reward and action", ("FFTstepEncoder.rl2_gain=1.0",)
     ),
@@ -290,7 +267,7 @@ ROWS = {
         ("Experiment.learning_rate=1e-4", "Experiment.lr_warmup_steps=500", "Experiment.grad_clip=1"),
     ),
     "no_delayed_start": Row(
-        "16 epochs without training (removed for this result): all updates from the start",
+        "16 epochs without training: all updates from the start",
         _NO_DELAY,
     ),
     "replay_warmup": Row(
@@ -304,10 +281,6 @@ ROWS = {
     "grad_clip_1": Row("our gradient clipping at 40: at 1", ("Experiment.grad_clip=1",)),
     "published_learning_rate": Row("our learning rate of 1e-3: 1e-4", ("Experiment.learning_rate=1e-4",)),
     "published_lr_warmup": Row("our warm-up of 100 updates: 500", ("Experiment.lr_warmup_steps=500",)),
-    # A part that is off by default
-    "action_memory": Row(
-        "nothing; adds ActionMemory",
-        ("Agent.action_memory_type=@ActionMemory",),
-        cannot_matter_on=_CONTINUOUS,  # it is for discrete actions
-    ),
+    # A part that was off by default
+    "action_memory": Row("nothing; adds a memory of actions", None),
 }

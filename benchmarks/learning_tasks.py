@@ -124,10 +124,7 @@ def _encoders() -> dict[str, Task]:
 _MEMORYLESS = (
     "Experiment.traj_encoder_type=@FFTrajEncoder",
     "FFTstepEncoder.hide_rl2s=True",
-    "Agent.action_memory_type=None",
 )
-# In these tasks each action refers to an object: a card, a target position, an arm.
-_ACTION_MEMORY = "Agent.action_memory_type=@ActionMemory"
 
 
 def _general(make_env: str, max_seq_len: int, *overrides: str) -> tuple[str, ...]:
@@ -215,15 +212,15 @@ POPGYM = _with_controls(
         "RepeatFirstMedium": (_RETURN, 0.99, 0.0, _popgym("RepeatFirstMedium", 416)),
         "AutoencodeEasy": (_RETURN, 0.9, 0.0, _popgym("AutoencodeEasy", 105)),
         # A player who remembers every card has 0.81, random play -0.19.
-        "ConcentrationEasy": (_RETURN, 0.0, -0.1, _popgym("ConcentrationEasy", 105, _ACTION_MEMORY)),
+        "ConcentrationEasy": (_RETURN, 0.0, -0.1, _popgym("ConcentrationEasy", 105)),
         # The target is the return of a player who never shoots twice at a place, and otherwise at random.
-        "BattleshipEasy": (_RETURN, 0.06, -0.2, _popgym("BattleshipEasy", 65, _ACTION_MEMORY)),
+        "BattleshipEasy": (_RETURN, 0.06, -0.2, _popgym("BattleshipEasy", 65)),
         # The target is the return of PPO with a GRU after a million env steps (POPGYM_PPO, seed 0).
         "PositionOnlyPendulumEasy": (_RETURN, 0.891, 0.5, _popgym("PositionOnlyPendulumEasy", 201)),
         # Counting all cards has 0.528, the best rule without memory 0.498.
         "HigherLowerEasy": (_RETURN, 0.52, 0.51, _popgym("HigherLowerEasy", 52)),
         # Targets are published returns of PPO with a GRU: Morad et al. 2023, arXiv:2303.01859, appendix B.
-        "MultiarmedBanditEasy": (_RETURN, 0.619, 0.2, _popgym("MultiarmedBanditEasy", 201, _ACTION_MEMORY)),
+        "MultiarmedBanditEasy": (_RETURN, 0.619, 0.2, _popgym("MultiarmedBanditEasy", 201)),
         "NoisyPositionOnlyCartPoleEasy": (_RETURN, 0.995, 0.5, _popgym("NoisyPositionOnlyCartPoleEasy", 201)),
     }
 )

@@ -24,16 +24,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from learner import BATCH, DISCRETE, NUM_ACTIONS, OBS_DIM, gru, make_learner, transformer
+from learner import BATCH, NUM_ACTIONS, OBS_DIM, Workload, make_learner
 from provenance import provenance
 from torch import Tensor
 from torch.nn import functional as F
 
-from loxodon.agents import Agent
 from loxodon.data import Batch, BatchLoader, MemoryTrajDataset, Sampler, Trajectory
 
 SHORTEST, LONGEST, MAX_SEQ_LEN, POOL = 10, 200, 256, 8
-ENCODERS = {"transformer": transformer, "gru": gru}
+ENCODERS = {
+    "transformer": Workload(length=MAX_SEQ_LEN),
+    "gru": Workload(encoder="gru", layers=2, length=MAX_SEQ_LEN),
+}
 WAYS: dict[str, dict[str, Any]] = {
     "full": {"pool_batches": 1},
     "padded": {"pool_batches": 1},
@@ -85,7 +87,7 @@ def at_full_length(batch: Batch) -> Batch:
 
 def measure(encoder: str, rounds: int) -> dict[str, dict[str, float]]:
     """Measure one encoder by layout; layouts are interleaved."""
-    learners = {way: make_learner(Agent, DISCRETE, ENCODERS[encoder], MAX_SEQ_LEN) for way in WAYS}
+    learners = {way: make_learner(ENCODERS[encoder]) for way in WAYS}
     batches = {way: make_batches(way) for way in WAYS}
     taken: dict[str, list[list[float]]] = {way: [[] for _ in range(POOL)] for way in WAYS}
     for way, learner in learners.items():

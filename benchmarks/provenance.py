@@ -9,6 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("torch", "accelerate", "gin-config", "gymnasium", "numpy")
 
@@ -25,10 +27,13 @@ def git_commit() -> str:
     return (git("rev-parse", "HEAD") or "unknown") + ("-dirty" if differs else "")
 
 
-def provenance() -> dict[str, Any]:
+def provenance(device: str = "cpu") -> dict[str, Any]:
     """Commit, device and versions, for the header of a result."""
+    name = f"cpu, {platform.machine()}, {os.cpu_count()} cores"
+    if device == "cuda":
+        name = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}, host {name}"
     return {
         "commit": git_commit(),
-        "device": f"cpu, {platform.machine()}, {os.cpu_count()} cores",
+        "device": name,
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
     }

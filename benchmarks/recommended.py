@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from loxodon.agents import (
@@ -18,7 +17,7 @@ from loxodon.nets import CriticEnsemble
 
 TRANSFORMER: dict[str, Any] = {
     "pos_emb": None,
-    "heads": ("fixed", "fixed", "rotary", "rotary", "rotary", "rotary", "content", "counting"),
+    "heads": ("fixed", "fixed", "rotary", "rotary", "rotary", "rotary", "content", "content"),
     "qk_norm": True,
     "sigma_reparam": False,
     "normformer_norms": False,
@@ -39,7 +38,7 @@ def parts(kind: type) -> dict[str, Any]:
     }
     if kind is Agent:
         found |= {
-            "critic_type": partial(CriticEnsemble, out_gain=1.0, joint_fan_in=False),
+            "critic_type": CriticEnsemble,
             "critic_subset": RandomSubset(per="update", replace=False),
             "returns": Retrace(),
             "returns_continuous": LambdaReturns(),

@@ -3,6 +3,7 @@
     python benchmarks/rollout.py --env cartpole --encoder transformer --mode sync
     python benchmarks/rollout.py --env null --context 2048 --prefill     # attention over a full context
     python benchmarks/rollout.py --all                                   # the whole table, in new processes
+    python benchmarks/rollout.py --env null --num-envs 512 --device cuda
 
 A vector step is one step of all environments. Its time is split into `policy` (the agent), `env` (waiting for
 the environments; with overlap this is less than their own time), `saving` (waiting for the trajectory writer)
@@ -152,17 +153,17 @@ def make_agent(args: argparse.Namespace, envs: Any) -> Agent:
         actor_type=functools.partial(Actor, n_layers=2, d_hidden=256),
         **parts(Agent),
     )
-    return agent.eval()
+    return agent.eval().to(args.device)
 
 
-def make_collector(halves: list[Any], agent: Agent, folder: Path) -> Collector:
+def make_collector(halves: list[Any], agent: Agent, folder: Path, device: torch.device) -> Collector:
     """The rollout over one or two vector envs."""
     groups = []
     for i, envs in enumerate(halves):
         writer = TrajectoryWriter(folder, envs.num_envs, save_every=(SAVE_LEN, SAVE_LEN), seed=i)
         noise = EpsilonGreedy(envs.single_action_space, envs.num_envs, i, mean_repeat=8.0)
         groups.append(RolloutGroup(envs, noise, [writer]))
-    return Collector(groups, agent, torch.device("cpu"), sample=True)
+    return Collector(groups, agent, device, sample=True)
 
 
 def remembering(agent: Agent, hidden_state: Any, context: int) -> Any:
@@ -202,19 +203,22 @@ def proportional_memory_mb() -> tuple[float, list[float]]:
 def floor_ms(agent: Agent, groups: list[Any], episode_rate: float, seconds: float) -> dict[str, float]:
     """Milliseconds per vector step of the policy alone and of the environments alone."""
     rng, policy_s, env_s, steps = np.random.default_rng(0), 0.0, 0.0, 0
+    device = next(agent.parameters()).device
     deadline = time.perf_counter() + seconds
     with torch.inference_mode():
         while time.perf_counter() < deadline:
             for group in groups:
                 state = group.state
-                obs = {key: torch.from_numpy(value) for key, value in state.obs.items()}
-                rl2s, times = torch.from_numpy(state.rl2s), torch.from_numpy(state.time_idxs)
+                obs = {key: torch.from_numpy(value).to(device) for key, value in state.obs.items()}
+                rl2s, times = (torch.from_numpy(x).to(device) for x in (state.rl2s, state.time_idxs))
                 start_s = time.perf_counter()
-                _, state.hidden_state = agent.get_actions(obs, rl2s, times, state.hidden_state, True)
+                chosen, state.hidden_state = agent.get_actions(obs, rl2s, times, state.hidden_state, True)
+                chosen.cpu()
                 policy_s += time.perf_counter() - start_s
                 ended = rng.random(group.num_envs) < episode_rate
                 if ended.any():
-                    state.hidden_state = agent.reset_hidden_state(state.hidden_state, torch.from_numpy(ended))
+                    is_new = torch.from_numpy(ended).to(device)
+                    state.hidden_state = agent.reset_hidden_state(state.hidden_state, is_new)
             actions = [group.envs.action_space.sample() for group in groups]
             start_s = time.perf_counter()
             if len(groups) == 1:
@@ -237,7 +241,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     start_up_s = time.perf_counter() - start_s
     agent = make_agent(args, halves[0])
     with tempfile.TemporaryDirectory() as folder:
-        rollout = make_collector(halves, agent, Path(folder))
+        rollout = make_collector(halves, agent, Path(folder), torch.device(args.device))
         groups = rollout.groups
         rollout.restart(0)
         if args.prefill:
@@ -319,6 +323,7 @@ def parse() -> argparse.Namespace:
     add("--prefill", action="store_true", help="begin with a full context")
     add("--threads", type=int, default=1, help="number of torch threads")
     add("--seconds", type=float, default=5.0)
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="device of the agent")
     add("--workers", type=int, help="total number of worker processes (default: one per core)")
     add("--start-method", choices=("fork", "forkserver", "spawn"))
     add(
@@ -336,7 +341,8 @@ def main() -> None:
     args = parse()
     if not args.all:
         settings = {name: value for name, value in vars(args).items() if name not in ("all", "repeats")}
-        print(json.dumps({"settings": settings, "result": measure(args)}, indent=1))
+        found = {**provenance(args.device), "settings": settings, "result": measure(args)}
+        print(json.dumps(found, indent=1))
         return
     text = json.dumps(run_table(args.repeats, args.seconds), indent=1)
     print(text)

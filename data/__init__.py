@@ -25,7 +25,7 @@ from .files import (
     load_trajectory,
     save_trajectory,
 )
-from .foreign import load_episodes, split_episodes
+from .foreign import split_episodes
 from .memory import MemoryTrajDataset
 from .minari import MinariDataset
 from .mixture import MixtureOfDatasets
@@ -71,7 +71,6 @@ __all__ = [
     "TrajectoryWriter",
     "WritingClock",
     "check_file",
-    "load_episodes",
     "load_trajectory",
     "pack_batch",
     "pad_batch",

@@ -75,12 +75,12 @@ class Quarantine:
         """Look for files that other processes moved here."""
         self._now = self._list()
 
-    def put(self, path: Path, reason: str) -> None:
-        """Count a broken file, and move it here if this process may."""
+    def put(self, path: Path, reason: str, *, is_broken: bool = True) -> None:
+        """Count a file that cannot be used, and move it here if it is broken and this process may."""
         self._last_reason = reason
         done = "left in place"
         try:
-            if self._may_move:
+            if is_broken and self._may_move:
                 done = f"moved to {visible(str(self.move(path, reason)))}"
         except FileNotFoundError:  # another process moved or deleted it first
             self.refresh()
@@ -90,13 +90,7 @@ class Quarantine:
         if done == "left in place":
             self._left_in_place.add(path.name)
         self.refresh()
-        _logger.warning("A broken trajectory file was %s: %s", done, reason)
-
-    def leave(self, path: Path, reason: str) -> None:
-        """Count a file that cannot be read, but leave it in place, since the file may not be the cause."""
-        self._last_reason = reason
-        self._left_in_place.add(path.name)
-        _logger.warning("A trajectory file is skipped: %s", reason)
+        _logger.warning("A trajectory file that cannot be used was %s: %s", done, reason)
 
     def move(self, path: Path, reason: str) -> Path:
         """Move a file here, with a text file that gives the reason. Returns its new path."""
@@ -265,8 +259,8 @@ class Buffer:
         if len(self.sizes) < len(self.files):
             self.sizes |= {file.path: _size_bytes(file) for file in self.files if file.path not in self.sizes}
 
-    def cut(self, file: TrajectoryFile, span: Callable[[int], tuple[int, int]]) -> Trajectory | None:
-        """Return the transitions of a file that `span`, given the length, chooses (start, stop), as arrays.
+    def cut(self, file: TrajectoryFile, window_of: Callable[[Trajectory], Trajectory]) -> Trajectory | None:
+        """Return the window that `window_of` slices out of the trajectory of a file.
 
         All values of the file are checked the first time. Returns None if the file is gone or cannot be used;
         such a file is removed from the list.
@@ -275,14 +269,14 @@ class Buffer:
             ValueError: If more than 5 % of the files are broken.
         """
 
-        def check_and_slice(traj: Trajectory) -> Trajectory:
+        def check_and_cut(traj: Trajectory) -> Trajectory:
             if file.path not in self._sound:
                 if problem := find_bad_value(traj, self._layout):
                     raise bad_value_error(file.path, problem)
                 self._sound.add(file.path)
-            return traj.slice(*span(len(traj)))
+            return window_of(traj)
 
-        return self._use(file, check_and_slice)
+        return self._use(file, check_and_cut)
 
     def _measure(self, file: TrajectoryFile, find_value: Callable[[Trajectory], float]) -> None:
         """Record length and value of a file. If this finds a NaN, the file is broken."""
@@ -304,40 +298,29 @@ class Buffer:
                 self._check_layout(file, traj)
             return use(traj)
         except FormatError as error:  # the file was truncated after it was opened
-            self._set_aside(file, format_error(file.path, error))
+            self._set_aside(file, str(format_error(file.path, error)))
         except BrokenTrajectoryError as error:
-            self._set_aside(file, error)
+            self._set_aside(file, str(error))
         except OSError as error:
             if error.errno in _EXHAUSTED:
                 raise
             self._leave_out(file, error)
         return None
 
-    def _set_aside(self, file: TrajectoryFile, error: BrokenTrajectoryError) -> None:
+    def _set_aside(self, file: TrajectoryFile, reason: str, is_broken: bool = True) -> None:
         self._ignore(file)
-        self.quarantine.put(Path(file.path), str(error))
+        self.quarantine.put(Path(file.path), reason, is_broken=is_broken)
         self.quarantine.check_share(self._num_seen)
 
     def _leave_out(self, file: TrajectoryFile, error: OSError) -> None:
         """Stop using a file that is gone or cannot be read."""
-        is_missing = isinstance(error, FileNotFoundError)
-        if is_missing and self._is_listed(file) and not os.path.lexists(file.path):
+        if self._is_listed(file) and not os.path.lexists(file.path):
             self.refresh()  # other files were probably deleted with it
-        if not self._is_listed(file):
-            return
-        self._ignore(file)
-        if is_missing:
-            _logger.warning(
-                "%s is skipped: it is a link to a file that does not exist. Fix: remove the link or "
-                "restore the file.",
-                file.path,
+        if self._is_listed(file):
+            reason = (
+                f"{file.path} cannot be read ({error.strerror}). Fix: check the file and its file system."
             )
-            return
-        self.quarantine.leave(
-            Path(file.path),
-            f"{file.path} cannot be read ({error.strerror}). Fix: check its permissions and the file system.",
-        )
-        self.quarantine.check_share(self._num_seen)
+            self._set_aside(file, reason, is_broken=False)
 
     def check_broken_share(self) -> None:
         """Check the quarantine again, and raise ValueError if too many files are broken."""

@@ -10,6 +10,7 @@ from typing import Any
 import gin
 import numpy as np
 
+from .errors import check_number
 from .relabeling import Relabeler
 from .sampling import Sampler
 from .trajectory import Layout, Trajectory
@@ -64,11 +65,7 @@ class RLDataset(ABC):
         Raises:
             ValueError: If a setting is not allowed.
         """
-        if max_seq_len < 1:
-            raise ValueError(
-                f"max_seq_len is {max_seq_len}, but a window needs at least 1 transition. "
-                "Fix: set Experiment.max_seq_len."
-            )
+        check_number("Experiment.max_seq_len", max_seq_len, lowest=1, whole=True)
         self.max_seq_len, self.has_edit_rights = max_seq_len, has_edit_rights
         self.sampler.configure(max_seq_len=max_seq_len, padded_sampling=padded_sampling)
 
@@ -98,6 +95,16 @@ class RLDataset(ABC):
     def sample_windows(self, count: int, rng: np.random.Generator) -> list[Trajectory]:
         """Return `count` random windows; override this if drawing many at once is cheaper."""
         return [self.sample_random_trajectory(rng) for _ in range(count)]
+
+    def window_of(
+        self, traj: Trajectory, traj_id: str, fraction: float, rng: np.random.Generator
+    ) -> Trajectory:
+        """Return the window of a stored trajectory that the sampler chooses, after relabelling it."""
+        if self.relabeler is not None:
+            traj = self.relabeler.apply(traj.slice(0, len(traj)), rng)  # slicing reads the file
+        window = traj.slice(*self.sampler.window(len(traj), fraction))
+        source = self.sampler.source(traj_id)
+        return window if source < 0 else window.with_source(source)
 
     def on_run_start(self) -> None:  # noqa: B027 (optional hook)
         """Check the data. Called once before the first epoch, after a checkpoint (if any) was loaded.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from .buffer import Buffer, TrajectoryFile, make_folders, move_into
 from .dataset import RLDataset
-from .errors import READ_ONLY
+from .errors import READ_ONLY, check_number
 from .lock import MANAGER, FolderLock
 from .relabeling import Relabeler
 from .sampling import Sampler
@@ -65,21 +66,13 @@ class DiskTrajDataset(RLDataset):
         takes_new_trajs: bool = True,
     ) -> None:
         super().__init__(*[sampler] if sampler else [])  # gin gives RLDataset.sampler if nothing is passed
-        if not 1 <= dset_min_size <= dset_max_size:
-            raise ValueError(
-                f"dset_min_size is {dset_min_size} and dset_max_size {dset_max_size}, but 1 <= dset_min_size "
-                "<= dset_max_size must hold (both count files). Fix: set DiskTrajDataset.dset_max_size and "
-                "dset_min_size."
-            )
+        check_number("DiskTrajDataset.dset_min_size", dset_min_size, lowest=1, whole=True)
+        check_number("DiskTrajDataset.dset_max_size", dset_max_size, lowest=dset_min_size, whole=True)
         limits = {"dset_max_timesteps": dset_max_timesteps, "dset_max_bytes": dset_max_bytes}
         for name, limit in limits.items():
-            if limit is not None and limit < 1:
-                raise ValueError(
-                    f"{name} is {limit}, but must be at least 1, or None for no limit. "
-                    f"Fix: set DiskTrajDataset.{name}."
-                )
+            check_number(f"DiskTrajDataset.{name}", limit, lowest=1, optional=True)
         self.dset_root, self.dset_name = dset_root, dset_name
-        self.dset_max_size, self.dset_min_size = dset_max_size, dset_min_size
+        self.dset_max_size, self.dset_min_size = int(dset_max_size), int(dset_min_size)
         self.dset_max_timesteps, self.dset_max_bytes = dset_max_timesteps, dset_max_bytes
         self.relabeler, self.takes_new_trajs = relabeler, takes_new_trajs
         self._opened: Buffer | None = None
@@ -174,7 +167,9 @@ class DiskTrajDataset(RLDataset):
                 self.sampler.set_trajs([file.traj_id for file in files], values)
                 self._shown = files
             for position, fraction in self.sampler.draw(num_missing, rng):
-                window = self._cut_window(files[position], fraction, rng)
+                file = files[position]
+                cut = partial(self.window_of, traj_id=file.traj_id, fraction=fraction, rng=rng)
+                window = self._buffer.cut(file, cut)
                 if window is not None:
                     windows.append(window)
         return windows
@@ -319,22 +314,6 @@ class DiskTrajDataset(RLDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_lock": None}
-
-    def _cut_window(
-        self, file: TrajectoryFile, fraction: float, rng: np.random.Generator
-    ) -> Trajectory | None:
-        sampler = self.sampler
-
-        def span(length: int) -> tuple[int, int]:
-            return sampler.window(length, fraction)
-
-        if self.relabeler is None:
-            window = self._buffer.cut(file, span)
-        elif (window := self._buffer.cut(file, lambda length: (0, length))) is not None:
-            window = self.relabeler.apply(window, rng)
-            window = window.slice(*span(len(window)))
-        source = sampler.source(file.traj_id)
-        return window if window is None or source < 0 else window.with_source(source)
 
     @property
     def _named(self) -> list[str | None]:

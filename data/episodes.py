@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .errors import check_number
 from .files import load_trajectory
 from .trajectory import Array, Trajectory
 
@@ -83,11 +84,7 @@ def best_files(paths: Sequence[Path], share: float, track: Track = iter) -> list
     Source: Chen et al. 2021, "Decision Transformer", arXiv:2106.01345, section 5.1 (percentile behaviour
         cloning).
     """
-    if not 0 < share <= 1:
-        raise ValueError(
-            f"The share of best episodes is {share}, but must be above 0 and at most 1. Fix: write --best "
-            "0.1, for example."
-        )
+    check_number("--best", share, above=0, highest=1)
     returns: dict[str, list[tuple[float, list[Path]]]] = defaultdict(list)
     for pieces in track(join_pieces(paths, track)):
         trajs = [load_trajectory(path) for path in pieces]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import errno
+import math
 from collections.abc import Sequence
+from typing import Any
 
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)  # errors of writing to a folder without permission
 
@@ -21,6 +23,44 @@ def check_choice(setting: str, value: object, allowed: Sequence[str]) -> None:
         raise ValueError(
             f"{setting} is {value!r}; allowed are {', '.join(map(repr, allowed))}. "
             f"Fix: set {setting} = {near[0] if near else allowed[0]!r}."
+        )
+
+
+def check_number(
+    setting: str,
+    value: Any,
+    *,
+    lowest: float = -math.inf,
+    above: float = -math.inf,
+    highest: float = math.inf,
+    whole: bool = False,
+    optional: bool = False,
+) -> None:
+    """Raise TypeError for a setting that is not a number, ValueError for one outside its limits.
+
+    whole: a float without a fraction, such as 1e6, is allowed too; see `check_count`.
+    optional: None is allowed too.
+    """
+    if optional and value is None:
+        return
+    limits = [f"of at least {lowest}"] * (lowest > -math.inf) + [f"above {above}"] * (above > -math.inf)
+    limits += [f"at most {highest}"] * (highest < math.inf)
+    allowed = f"{'None or ' if optional else ''}a {'whole ' if whole else ''}number {' and '.join(limits)}"
+    text = f"{setting} is {value!r}, but must be {allowed.strip()}. Fix: set {setting} to such a number."
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or (whole and not float(value).is_integer()):
+        raise TypeError(text)
+    if not lowest <= value <= highest or value <= above:  # also refuses NaN
+        raise ValueError(text)
+
+
+def check_count(setting: str, value: Any, lowest: int = 1, *, optional: bool = False) -> None:
+    """Raise ValueError unless a setting is an int of at least `lowest`, or None if that is allowed."""
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if not (is_integer and value >= lowest) and not (optional and value is None):
+        raise ValueError(
+            f"{setting} is {value!r}, but must be {'None or ' if optional else ''}an integer of at least "
+            f"{lowest}. Fix: set {setting} = {max(lowest, 10)}, for example."
         )
 
 

@@ -207,9 +207,8 @@ class TrajectoryReader:
 
     Files never change once they have their final name, so a path identifies its content. Small files,
     compressed files and the small arrays of other files are kept in memory. Large observations are
-    StoredRows: a slice of the trajectory reads only the rows that it needs. If such a file was modified, it
-    is opened again. Memory and the number of open files are bounded; the least recently used file is closed
-    first.
+    StoredRows: a slice of the trajectory reads only the rows that it needs. Memory and the number of open
+    files are bounded; the least recently used file is closed first.
 
     Args:
         max_ram_bytes: memory for cached data.
@@ -222,22 +221,9 @@ class TrajectoryReader:
         self._in_files: OrderedDict[str, None] = OrderedDict()  # files that are open, in the same order
         self.ram_bytes = 0
 
-    @property
-    def num_open_files(self) -> int:
-        """Number of files that are open now."""
-        return len(self._in_files)
-
-    def __len__(self) -> int:
-        """Return the number of cached files."""
-        return len(self._opened)
-
     def load(self, path: str) -> Trajectory:
         """Return the trajectory of a file; slices of it are arrays. Raises like load_trajectory."""
-        found = self._opened.get(path)
-        if found is not None and found.file is not None and found.file.has_changed:
-            self._forget(path)
-            found = None
-        if found is not None:
+        if (found := self._opened.get(path)) is not None:
             self._opened.move_to_end(path)
             if found.file is not None:
                 self._in_files.move_to_end(path)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -242,43 +239,6 @@ def episode(
     rl2s[1:, :1], rl2s[1:, 1:] = rews, actions
     times = np.arange(len(rews) + 1)[:, None]
     return Trajectory(obs, rl2s, times, actions, rews, dones, env_name, policy_version, nvec=nvec)
-
-
-def load_episodes(path: str | Path) -> list[Trajectory]:
-    """Read flat arrays from an .npz file and cut them into episodes; see split_episodes.
-
-    The arrays are named as in D4RL: observations, actions, rewards, terminals, timeouts, and
-    next_observations if there are any.
-
-    Raises:
-        FileNotFoundError: If the file does not exist.
-        ValueError: If the file cannot be read, or arrays are missing or contradict each other.
-    """
-    path = Path(path).expanduser()
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"There is no file {path} with offline data. Fix: set MemoryTrajDataset.npz_path to an .npz file."
-        )
-    names = ("observations", "actions", "rewards", "terminals", "timeouts")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            columns = dict(file.items())
-    except (OSError, EOFError, ValueError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(
-            f"{path} is not a readable .npz file: {error}. Fix: copy it again or recreate it."
-        ) from error
-    missing = [name for name in names if name not in columns]
-    if missing:
-        raise ValueError(
-            f"{path} has the arrays {sorted(columns)}, but lacks {missing}. Fix: name the columns as in "
-            f"D4RL: {', '.join(names)}, and next_observations if you have them."
-        )
-    following = columns.get("next_observations")
-    try:
-        return split_episodes(*(columns[name] for name in names), next_obs=following, env_name=path.stem)
-    except ValueError as error:
-        found, _, way_out = str(error).partition(" Fix: ")
-        raise ValueError(f"{path}: {found} Fix: {way_out}") from error
 
 
 def _as_columns(obs: Array | Mapping[str, Array]) -> dict[str, Array]:

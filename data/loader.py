@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from .batch import Arrays, Batch, Rows, Specs, as_batch, batch_of, fill_batch, packed_rows, specs_of
 from .dataset import RLDataset
+from .errors import check_number
 from .trajectory import Array, Trajectory
 
 _MESSAGE_BYTES = 4 << 20  # approximate size of the batches that a worker sends together
@@ -75,17 +76,9 @@ class BatchLoader:
         packs: bool = False,
         pool_batches: int = 8,
     ) -> None:
-        if batch_size < 1 or num_workers < 0:
-            raise ValueError(
-                f"batch_size is {batch_size} and the number of loader workers is {num_workers}, but they "
-                "must be at least 1 and at least 0. Fix: set Experiment.batch_size and "
-                "Experiment.dloader_workers."
-            )
-        if pool_batches < 1:
-            raise ValueError(
-                f"pool_batches is {pool_batches}, but must be at least 1. Fix: set BatchLoader.pool_batches "
-                "= 1 to switch off sorting by length."
-            )
+        check_number("Experiment.batch_size", batch_size, lowest=1, whole=True)
+        check_number("Experiment.dloader_workers", num_workers, lowest=0, whole=True)
+        check_number("BatchLoader.pool_batches", pool_batches, lowest=1, whole=True)
         self._dataset, self._num_workers = dataset, num_workers
         self._seed = seed
         self._source = _EpochSource(dataset, batch_size, rank, pool_batches, pin_memory, packs)

@@ -8,7 +8,7 @@ import gin
 import numpy as np
 
 from .dataset import RLDataset
-from .foreign import load_episodes
+from .errors import check_number
 from .relabeling import Relabeler
 from .sampling import Sampler
 from .trajectory import Layout, Trajectory
@@ -28,7 +28,6 @@ class MemoryTrajDataset(RLDataset):
         max_timesteps: maximum number of transitions; the oldest trajectories are dropped. None keeps all.
         min_trajs: number of trajectories at which training starts.
         relabeler: changes the whole trajectory each time, before a window is cut out of it.
-        npz_path: file with initial trajectories as flat offline arrays, see load_episodes; None for none.
 
     Raises:
         ValueError: If an argument is not allowed, or the trajectories differ in layout.
@@ -41,21 +40,17 @@ class MemoryTrajDataset(RLDataset):
         max_timesteps: int | None = None,
         min_trajs: int = 1,
         relabeler: Relabeler | None = None,
-        npz_path: str | None = None,
     ) -> None:
         super().__init__(*[sampler] if sampler else [])  # gin gives RLDataset.sampler if nothing is passed
-        if min_trajs < 1 or (max_timesteps is not None and max_timesteps < 1):
-            raise ValueError(
-                f"max_timesteps is {max_timesteps} and min_trajs {min_trajs}, but both must be at least 1. "
-                "Fix: set MemoryTrajDataset.max_timesteps (None keeps all) and min_trajs."
-            )
+        check_number("MemoryTrajDataset.max_timesteps", max_timesteps, lowest=1, optional=True)
+        check_number("MemoryTrajDataset.min_trajs", min_trajs, lowest=1)
         self.max_timesteps, self.min_trajs, self.relabeler = max_timesteps, min_trajs, relabeler
         self._trajs: list[Trajectory] = []
         # Numbers in the order of adding, which identify trajectories in the sampler.
         self._ids: list[str] = []
         self._num_timesteps = self._num_added = 0
         self._has_changed = True  # True if trajectories changed since the sampler received them
-        for traj in [*trajs, *(load_episodes(npz_path) if npz_path is not None else [])]:
+        for traj in trajs:
             self.add(traj)
 
     def add(self, traj: Trajectory) -> None:
@@ -127,15 +122,10 @@ class MemoryTrajDataset(RLDataset):
             values = [self.sampler.value(traj) for traj in self._trajs] if self.sampler.needs_values else None
             self.sampler.set_trajs([*self._ids], values)
             self._has_changed = False
-        windows = []
-        for position, fraction in self.sampler.draw(count, rng):
-            traj = self._trajs[position]
-            if self.relabeler is not None:
-                traj = self.relabeler.apply(traj, rng)
-            window = traj.slice(*self.sampler.window(len(traj), fraction))
-            source = self.sampler.source(self._ids[position])
-            windows.append(window if source < 0 else window.with_source(source))
-        return windows
+        return [
+            self.window_of(self._trajs[position], self._ids[position], fraction, rng)
+            for position, fraction in self.sampler.draw(count, rng)
+        ]
 
     def delete(self) -> None:
         self._trajs, self._ids, self._num_timesteps, self._has_changed = [], [], 0, True

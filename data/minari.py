@@ -100,16 +100,11 @@ class EpisodeCodec:
     """
 
     def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
-        from .spaces import ActionCode, ActionMap, ObsLayout, is_text
+        from .spaces import ActionCode, ActionMap, ObsLayout
 
         self._space = observation_space
         self._layout = ObsLayout(observation_space)
         self.leaves = self._layout.leaves
-        if texts := [leaf.key for leaf in self.leaves if is_text(leaf.space)]:
-            raise TypeError(
-                f"Observations {texts} are text, which trajectories cannot hold. Fix: make a Minari dataset "
-                "without them (minari.create_dataset_from_buffers)."
-            )
         self._map = ActionMap(action_space)
         self._code = ActionCode(self._map.policy_space)
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from .dataset import RLDataset
 from .disk_dataset import DiskTrajDataset
+from .errors import check_number
 from .trajectory import Layout, Trajectory
 
 
@@ -48,7 +49,9 @@ class MixtureOfDatasets(RLDataset):
         initial_sampling_weights: Sequence[float] | None = None,
     ) -> None:
         initial = [0.0] * len(datasets) if initial_sampling_weights is None else initial_sampling_weights
-        _check_arguments(datasets, sampling_weights, initial, smooth_sudden_starts)
+        _check_arguments(datasets, sampling_weights, initial)
+        name = "MixtureOfDatasets.smooth_sudden_starts"
+        check_number(name, smooth_sudden_starts, lowest=1, optional=True)
         self.datasets = list(datasets)
         self.sampling_weights, self.initial_sampling_weights = sampling_weights, initial_sampling_weights
         self._final, self._initial = np.array(sampling_weights, float), np.array(initial, float)
@@ -101,12 +104,12 @@ class MixtureOfDatasets(RLDataset):
                 "lower their minimum sizes."
             )
         choices = rng.choice(len(weights), size=count, p=weights)
-        windows: list[Trajectory | None] = [None] * count
-        for i in np.unique(choices).tolist():
-            places = np.flatnonzero(choices == i).tolist()
-            for place, window in zip(places, self.datasets[i].sample_windows(len(places), rng), strict=True):
-                windows[place] = window
-        return [window for window in windows if window is not None]
+        counts = np.bincount(choices, minlength=len(weights)).tolist()
+        drawn = [
+            iter(dataset.sample_windows(num_drawn, rng) if num_drawn else ())
+            for dataset, num_drawn in zip(self.datasets, counts, strict=True)
+        ]
+        return [next(drawn[i]) for i in choices.tolist()]
 
     def current_weights(self) -> npt.NDArray[np.float64]:
         """Return the probability of each dataset in this epoch; all zeros if none is ready."""
@@ -217,12 +220,7 @@ class MixtureOfDatasets(RLDataset):
             )
 
 
-def _check_arguments(
-    datasets: Sequence[RLDataset],
-    final: Sequence[float],
-    initial: Sequence[float],
-    smooth_sudden_starts: int | None,
-) -> None:
+def _check_arguments(datasets: Sequence[RLDataset], final: Sequence[float], initial: Sequence[float]) -> None:
     if not datasets:
         raise ValueError(
             "MixtureOfDatasets.datasets is empty, but there must be at least one. "
@@ -241,11 +239,6 @@ def _check_arguments(
             f"initial_sampling_weights {list(initial)}, but needs one of each per dataset: sampling_weights "
             "above 0, initial_sampling_weights at least 0. Fix: set MixtureOfDatasets.sampling_weights, "
             "and remove datasets that should never be sampled."
-        )
-    if smooth_sudden_starts is not None and smooth_sudden_starts < 1:
-        raise ValueError(
-            f"smooth_sudden_starts is {smooth_sudden_starts}, but must be at least 1 epoch, or None for "
-            "sudden starts. Fix: set MixtureOfDatasets.smooth_sudden_starts."
         )
 
 

@@ -44,11 +44,6 @@ _NPY_LENGTHS = {b"\1\0": struct.Struct("<H"), b"\2\0": struct.Struct("<I")}  # b
 _UNREADABLE = ValueError, SyntaxError, TypeError, tokenize.TokenError, RecursionError, MemoryError
 
 
-def bytes_of(array: Array) -> Any:
-    """The bytes of an array in C order; a view if it is large and contiguous."""
-    return array.tobytes() if array.nbytes <= _COPIED_BYTES else array.reshape(-1).view(np.uint8).data
-
-
 def pack_npz(arrays: Mapping[str, Array], comment: bytes = b"", is_compressed: bool = False) -> list[Any]:
     """Return the archive that numpy.savez or savez_compressed would write, as pieces to write in order.
 
@@ -72,7 +67,7 @@ def pack_npz(arrays: Mapping[str, Array], comment: bytes = b"", is_compressed: b
     offset = 0
     for key, array in arrays.items():
         name, header, crc = _member_head(key, array.shape, array.dtype)
-        data = bytes_of(array)
+        data = array.tobytes() if array.nbytes <= _COPIED_BYTES else array.reshape(-1).view(np.uint8).data
         crc, size = zlib.crc32(data, crc), len(header) + len(data)
         content = [header, data]
         if is_compressed:

@@ -10,7 +10,7 @@ import gin
 import numpy as np
 import numpy.typing as npt
 
-from .errors import check_choice
+from .errors import check_choice, check_number
 from .trajectory import Array, Trajectory
 
 # These extras become wrong or meaningless when goals or rewards differ from those that the policy saw.
@@ -135,12 +135,8 @@ class HindsightRelabeler(Relabeler):
         share: float = 1.0,
     ) -> None:
         check_choice("HindsightRelabeler.strategy", strategy, STRATEGIES)
-        if tolerance < 0 or not 0 <= share <= 1:
-            raise ValueError(
-                f"HindsightRelabeler.tolerance is {tolerance} and share is {share}, but tolerance must be "
-                "at least 0 and share must lie in [0, 1]. Fix: set HindsightRelabeler.tolerance = 1e-3 and "
-                "HindsightRelabeler.share = 0.8, for example."
-            )
+        check_number("HindsightRelabeler.tolerance", tolerance, lowest=0)
+        check_number("HindsightRelabeler.share", share, lowest=0, highest=1)
         self.strategy, self.share = strategy, share
         self.achieved_key, self.goals_key = achieved_key, goals_key
         self.tolerance, self.goal_reward = tolerance, goal_reward

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from .errors import FormatError
 from .trajectory import Array
-
-_LOOK_EVERY_S = 0.1
 
 
 class OpenFile:
@@ -28,8 +25,7 @@ class OpenFile:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._state, self._looked_s = self._find_state(), time.monotonic()
-        self._size = self._state[0]
+        self._size = os.fstat(descriptor).st_size
 
     def __len__(self) -> int:
         """Return the size of the file when it was opened."""
@@ -40,18 +36,6 @@ class OpenFile:
         start, stop, _ = span.indices(self._size)
         return self.read(start, max(0, stop - start))
 
-    @property
-    def has_changed(self) -> bool:
-        """True if the file was modified since it was opened, so that cached information may be wrong.
-
-        A write is noticed within a tenth of a second. The check costs as much as reading a window.
-        """
-        now_s = time.monotonic()
-        if now_s - self._looked_s < _LOOK_EVERY_S:
-            return False
-        self._looked_s = now_s
-        return self._find_state() != self._state
-
     def read(self, start: int, num_bytes: int) -> bytes:
         """Return `num_bytes` bytes. Raises FormatError if the file no longer has all of them."""
         data = os.pread(self._descriptor, num_bytes, start)
@@ -61,10 +45,6 @@ class OpenFile:
                 raise FormatError("it was cut off after it had been opened")
             data += more
         return data
-
-    def _find_state(self) -> tuple[int, int]:
-        status = os.fstat(self._descriptor)
-        return status.st_size, status.st_mtime_ns
 
     def __del__(self) -> None:
         """Close the file."""

@@ -11,7 +11,7 @@ import gin
 import numpy as np
 import numpy.typing as npt
 
-from .errors import check_choice
+from .errors import check_choice, check_number
 from .trajectory import Trajectory
 
 SAMPLE_BY = ("trajectory", "timestep")
@@ -51,11 +51,7 @@ class Sampler:
 
     def __init__(self, sample_by: str = "trajectory", recent_fraction: float | None = None) -> None:
         check_choice("Sampler.sample_by", sample_by, SAMPLE_BY)
-        if recent_fraction is not None and not 0 < recent_fraction <= 1:
-            raise ValueError(
-                f"recent_fraction is {recent_fraction}, but must be above 0 and at most 1, or None for all "
-                "trajectories. Fix: set Sampler.recent_fraction."
-            )
+        check_number("Sampler.recent_fraction", recent_fraction, above=0, highest=1, optional=True)
         self.sample_by, self.recent_fraction = sample_by, recent_fraction
 
     def configure(self, *, max_seq_len: int, padded_sampling: str) -> None:
@@ -191,11 +187,7 @@ class PrioritySampler(Sampler):
     """
 
     def __init__(self, exponent: float = 0.6) -> None:
-        if not exponent > 0:
-            raise ValueError(
-                f"exponent is {exponent}, but must be above 0. Fix: set PrioritySampler.exponent, or "
-                "RLDataset.sampler = @Sampler() for no priorities."
-            )
+        check_number("PrioritySampler.exponent", exponent, above=0)
         super().__init__()
         self.exponent = exponent
         self._shared = multiprocessing.RawArray("f", NUM_PRIORITY_SLOTS + 1)

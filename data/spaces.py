@@ -10,7 +10,7 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -68,9 +68,9 @@ class Tokens(spaces.MultiDiscrete):
         if isinstance(texts, str):
             return self._encode(texts)
         rows = np.asarray(texts)
-        if rows.dtype.kind not in "OUT":
+        if rows.dtype.kind not in "OSTU":
             return rows
-        if not _are_texts(rows):
+        if not all(isinstance(text, str) for text in rows.reshape(-1).tolist()):
             raise TypeError(f"{shown(texts)} is neither text nor numbers. Fix: pass str values.")
         return np.stack([self._encode(str(text)) for text in rows.reshape(-1)]).reshape(*rows.shape, -1)
 
@@ -112,51 +112,56 @@ MINIGRID_WORDS = tuple(_MISSIONS.split())
 """Vocabulary of the missions of MiniGrid and BabyAI."""
 
 
-def with_tokens(space: Space[Any], tokens: Tokens) -> Space[Any]:
-    """The same space with `tokens` instead of every text. Raises: ValueError if the space has no text."""
-    replaced = _replace_texts(space, tokens, is_text)
-    if replaced == space:
+def with_tokens(space: Space[Any], vocabulary: Tokens | None) -> Space[Any]:
+    """The same space with `Tokens` instead of texts; the same object if there is nothing to replace.
+
+    Args:
+        space: an observation space.
+        vocabulary: replaces every text. None replaces only the missions of MiniGrid and BabyAI.
+
+    Raises:
+        ValueError: If a vocabulary is given, but the space has no text.
+    """
+    found: list[Space[Any]] = []
+
+    def replaced(part: Space[Any]) -> Space[Any]:
+        if isinstance(part, spaces.Dict):
+            return spaces.Dict({name: replaced(child) for name, child in part.spaces.items()})
+        if isinstance(part, spaces.Tuple):
+            return spaces.Tuple([replaced(child) for child in part.spaces])
+        is_mission = type(part).__name__ == "MissionSpace"
+        if not (is_mission if vocabulary is None else _is_text(part)):
+            return part
+        found.append(part)
+        return Tokens(MINIGRID_WORDS) if vocabulary is None else vocabulary
+
+    numbered = replaced(space)
+    if vocabulary is not None and not found:
         raise ValueError(
             f"A vocabulary was given, but the observation space {space} has no text. Fix: remove the "
             "vocabulary (EnvSpec.vocabulary, gym_env.vocabulary)."
         )
-    return replaced
+    return numbered if found else space
 
 
-def with_mission_tokens(space: Space[Any], tokens: Tokens) -> Space[Any]:
-    """The same space with `tokens` for MiniGrid's missions; the same object if it has none."""
-    found: list[Space[Any]] = []
-
-    def is_mission(part: Space[Any]) -> bool:
-        if type(part).__name__ != "MissionSpace":
-            return False
-        found.append(part)
-        return True
-
-    replaced = _replace_texts(space, tokens, is_mission)
-    return replaced if found else space
-
-
-def _replace_texts(space: Space[Any], tokens: Tokens, is_meant: Callable[[Space[Any]], bool]) -> Space[Any]:
-    if isinstance(space, spaces.Dict):
-        parts = {name: _replace_texts(child, tokens, is_meant) for name, child in space.spaces.items()}
-        return spaces.Dict(parts)
-    if isinstance(space, spaces.Tuple):
-        return spaces.Tuple([_replace_texts(child, tokens, is_meant) for child in space.spaces])
-    return tokens if is_meant(space) else space
+def _is_text(space: Space[Any]) -> bool:
+    """Return True if the values of the space are Python strings (Text and spaces like it)."""
+    return space.dtype is not None and np.dtype(space.dtype).kind == "U"
 
 
 @dataclass(frozen=True)
 class ObsLeaf:
     """One array inside a (possibly nested) observation.
 
-    key: its name in the flat dict; path: how to reach it in the raw observation; offset: number that is
-    subtracted from integer observations that do not start at zero, else None.
+    key: its name in the flat dict; path: how to reach it in the raw observation; raw_space: its space as the
+    environment declares it; offset: number that is subtracted from integer observations that do not start at
+    zero, else None.
     """
 
     key: str
     path: tuple[str | int, ...]
     space: Space[Any]
+    raw_space: Space[Any]
     offset: Any
 
     @cached_property
@@ -167,14 +172,13 @@ class ObsLeaf:
     @cached_property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the columns that hold the values."""
-        dtype: np.dtype[Any] = np.dtype(storage_dtype(self.space).str)  # NumPy's own object, not a copy
+        dtype: np.dtype[Any] = np.dtype(np.dtype(self.space.dtype).str)  # NumPy's own object, not a copy
         return dtype
 
     @cached_property
     def direct_dtype(self) -> np.dtype[Any] | None:
         """The dtype in which raw values may be stored without `convert`; None if all need it."""
-        is_direct = self.offset is None and not isinstance(self.space, Tokens) and not is_text(self.space)
-        return self.dtype if is_direct else None
+        return self.dtype if self.offset is None and not isinstance(self.space, Tokens) else None
 
     @cached_property
     def num_choices(self) -> Any:
@@ -208,8 +212,7 @@ class ObsLeaf:
         """Bring a raw value, or those of `num_rows` environments, into a form that a column can store.
 
         Returns: an array of `shape`, with `num_rows` in front, starting at zero, in the dtype of the column
-            or in one whose values fit into it. Text gives a string or an object array; Discrete may give an
-            int.
+            or in one whose values fit into it. Discrete may give an int.
 
         Raises: WrongValueError for a wrong shape, for values that are not numbers, and for whole numbers that
             the dtype of the column cannot hold. Floats that are too large for it become infinite.
@@ -217,10 +220,11 @@ class ObsLeaf:
         if num_rows is None and (found := self._usual(value)) is not None:
             return found
         lead = () if num_rows is None else (num_rows,)
-        if self.dtype.kind == "O":
-            return self._texts(value, lead)
         if isinstance(self.space, Tokens):
-            value = self._encoded(value)
+            try:
+                value = self.space.encode(value)
+            except TypeError:
+                raise self._refused(value, "text. Fix: return a str.") from None
         array = self._array(value, (*lead, *self.shape))
         if self.dtype.kind == "f":
             with np.errstate(over="ignore"):  # `check` finds values that became infinite
@@ -240,7 +244,7 @@ class ObsLeaf:
             value = values[row] if self.offset is None else values[row] + self.offset
             raise WrongValueError(
                 f"{_shortened(str(value))} as observation {self.key!r}",
-                f"Its space {self._raw_space} does not contain this value. Fix: correct the environment, or "
+                f"Its space {self.raw_space} does not contain this value. Fix: correct the environment, or "
                 "the bounds of its observation_space.",
                 row,
             )
@@ -260,58 +264,26 @@ class ObsLeaf:
         whole: np.ndarray = values if self.offset is None else values + self.offset
         return whole.astype(self.space.dtype, copy=False)
 
-    @property
-    def _raw_space(self) -> Space[Any]:
-        """The leaf's space as the environment declares it, which may not start at zero."""
-        if self.offset is None:
-            return self.space
-        if isinstance(self.space, spaces.Discrete):
-            return spaces.Discrete(int(self.space.n), start=self.offset)
-        return spaces.MultiDiscrete(self.space.nvec, start=self.offset)  # type: ignore[attr-defined]
-
-    def _texts(self, value: Any, lead: tuple[int, ...]) -> Any:
-        if isinstance(value, str) and not lead:
-            return value
-        texts = np.asarray(value, object)
-        if texts.shape != lead or not _are_texts(texts):
-            raise self._not_texts(value)
-        return texts if lead else texts.item()
-
-    def _encoded(self, value: Any) -> np.ndarray:
-        assert isinstance(self.space, Tokens)
-        try:
-            return self.space.encode(value)
-        except TypeError:
-            raise self._not_texts(value) from None
-
-    def _not_texts(self, value: Any) -> WrongValueError:
-        return WrongValueError(
-            f"{shown(value)} as observation {self.key!r}",
-            f"Its space {self.space} requires text. Fix: return a str.",
-        )
-
     def _array(self, value: Any, shape: tuple[int, ...]) -> np.ndarray:
         """The value as an array of real numbers with this shape."""
+        required = f"real numbers of shape {self.shape}. Fix: return a NumPy array of {self.space.dtype}."
         try:
             array = value if isinstance(value, np.ndarray) else as_numpy(value)
         except ValueError:  # the lists have different lengths
-            raise self._not_numbers(value) from None
+            raise self._refused(value, required) from None
         if array.dtype.kind not in "biuf" and not np.can_cast(array.dtype, np.float64):
-            raise self._not_numbers(value)
+            raise self._refused(value, required)
         if array.shape != shape:
             raise WrongValueError(
                 f"observation {self.key!r} with shape {array.shape}",
-                f"Its space {self._raw_space} requires the shape {shape}. Fix: make the environment's "
+                f"Its space {self.raw_space} requires the shape {shape}. Fix: make the environment's "
                 "observation_space and its observations agree.",
             )
         return array
 
-    def _not_numbers(self, value: Any) -> WrongValueError:
-        return WrongValueError(
-            f"{shown(value)} as observation {self.key!r}",
-            f"Its space {self._raw_space} requires real numbers of shape {self.shape}. Fix: return a NumPy "
-            f"array of {self.space.dtype}.",
-        )
+    def _refused(self, value: Any, required: str) -> WrongValueError:
+        found = f"{shown(value)} as observation {self.key!r}"
+        return WrongValueError(found, f"Its space {self.raw_space} requires {required}")
 
     def _exact(self, array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
         """The array as integers or booleans of `dtype`; raises if the cast would change a value."""
@@ -324,7 +296,7 @@ class ObsLeaf:
             row, place = _first(is_wrong)
             raise WrongValueError(
                 f"{array[place]} ({array.dtype}) as observation {self.key!r}",
-                f"Its space {self._raw_space} has the dtype {dtype}, which turns the value into "
+                f"Its space {self.raw_space} has the dtype {dtype}, which turns the value into "
                 f"{cast[place]}. Fix: declare the dtype of the observations in the observation_space (a "
                 "float dtype for floats), or convert them in the environment.",
                 row,
@@ -374,47 +346,37 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
-def _are_texts(texts: np.ndarray) -> bool:
-    return all(isinstance(text, str) for text in texts.reshape(-1).tolist())
-
-
-def is_text(space: Space[Any]) -> bool:
-    """Return True if the values of the space are Python strings (Text and spaces like it)."""
-    return space.dtype is not None and np.dtype(space.dtype).kind == "U"
-
-
-def storage_dtype(space: Space[Any]) -> Any:
-    """The dtype of arrays that hold values of the space: the space's own, or object for text."""
-    return np.dtype(object) if is_text(space) else space.dtype
-
-
 def _array_leaf(space: Space[Any], path: tuple[str | int, ...]) -> ObsLeaf:
     key = "/".join(str(part) for part in path) or SINGLE_KEY
-    if isinstance(space, (spaces.Box, spaces.MultiBinary, Tokens)) or is_text(space):
-        return ObsLeaf(key, path, space, None)
+    if isinstance(space, (spaces.Box, spaces.MultiBinary, Tokens)):
+        return ObsLeaf(key, path, space, space, None)
     if isinstance(space, spaces.Discrete):
         zero_based = spaces.Discrete(int(space.n))
-        return ObsLeaf(key, path, zero_based, int(space.start) or None)
+        return ObsLeaf(key, path, zero_based, space, int(space.start) or None)
     if isinstance(space, spaces.MultiDiscrete):
         start = np.asarray(getattr(space, "start", 0))
-        return ObsLeaf(key, path, spaces.MultiDiscrete(space.nvec), start if start.any() else None)
+        return ObsLeaf(key, path, spaces.MultiDiscrete(space.nvec), space, start if start.any() else None)
+    if _is_text(space):
+        raise TypeError(
+            f"Observation {key!r} is a {type(space).__name__}, which only a vocabulary can turn into "
+            "numbers. Fix: list its words in gym_env.vocabulary = ['go', 'left'] (an environment of your own "
+            "class declares it as loxodon.envs.Tokens(['go', 'left'])), or leave it out with "
+            "gymnasium.wrappers.FilterObservation."
+        )
     raise TypeError(
         f"Observation {key!r} has the space {space}, which has no fixed array form. Allowed are Box, "
-        "Discrete, MultiDiscrete, MultiBinary, Text, and Dict or Tuple of these. "
+        "Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these. "
         "Fix: wrap the environment with gymnasium.wrappers.TransformObservation (or FilterObservation to "
         "drop it)."
     )
 
 
 def _leaves(space: Space[Any], path: tuple[str | int, ...]) -> Iterator[ObsLeaf]:
-    if isinstance(space, spaces.Dict):
-        for name, child in space.spaces.items():
-            yield from _leaves(child, (*path, name))
-    elif isinstance(space, spaces.Tuple):
-        for index, child in enumerate(space.spaces):
-            yield from _leaves(child, (*path, index))
-    else:
+    if (parts := _parts(space)) is None:
         yield _array_leaf(space, path)
+        return
+    for name, child in parts.items():
+        yield from _leaves(child, (*path, name))
 
 
 class ObsLayout:
@@ -425,9 +387,9 @@ class ObsLayout:
         space: Dict of the leaves' spaces. A single Box, Discrete, … is named "observation"; nested names are
             joined with "/"; integers start at zero.
 
-    Text becomes numbers if its space is `Tokens`; otherwise it stays text: Python strings in object arrays.
+    Text becomes numbers, for which its space must be `Tokens`.
 
-    Raises: TypeError for spaces without a fixed array form (Graph, Sequence, OneOf).
+    Raises: TypeError for spaces without a fixed array form (Text, Graph, Sequence, OneOf).
     """
 
     def __init__(self, space: Space[Any]) -> None:
@@ -487,16 +449,13 @@ class ObsLayout:
         return values
 
     def flatten(self, raw: Any) -> dict[str, np.ndarray]:
-        """One raw observation as a new flat dict of strings and of arrays in the dtypes of their spaces."""
+        """One raw observation as a new flat dict of arrays in the dtypes of their spaces."""
         flat = self.empty(1)
         self.write(raw, list(flat.values()), 0)
         for leaf in self.leaves:
             if leaf.has_checks:
                 leaf.check(flat[leaf.key])
-        return {
-            key: column[0] if column.ndim > 1 or column.dtype == object else column.reshape(())
-            for key, column in flat.items()
-        }
+        return {key: column.reshape(column.shape[1:]) for key, column in flat.items()}
 
     def empty(self, num_envs: int) -> dict[str, np.ndarray]:
         """Uninitialised columns: one [num_envs, ...] array per leaf, in leaf order."""

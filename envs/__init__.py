@@ -9,7 +9,7 @@ if __name__ == "envs":
         "Fix: run pip install -e . and import loxodon.envs."
     )
 
-from ..data.spaces import MINIGRID_WORDS, ActionCode, ActionMap, ObsLayout, Tokens, is_text
+from ..data.spaces import MINIGRID_WORDS, ActionCode, ActionMap, ObsLayout, Tokens
 from .attributes import MaxEpisodeLength
 from .builtin import (
     Bandit,
@@ -81,7 +81,6 @@ __all__ = [
     "atari_env",
     "generator_state",
     "gym_env",
-    "is_text",
     "make_vector_env",
     "num_usable_cores",
     "partial_env",

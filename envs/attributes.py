@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 
-from ..data.spaces import storage_dtype
 from .returned import step_result
 from .sequence_env import SequenceEnv
 
@@ -88,10 +86,7 @@ def begin_episode(env: SequenceEnv, begins: bool) -> dict[str, Any] | None:
     """
     if not begins:
         return None
-    obs = {
-        key: np.empty((1, *(leaf.shape or ())), storage_dtype(leaf))
-        for key, leaf in env.obs_layout.space.spaces.items()
-    }
+    obs = env.obs_layout.empty(1)
     raw, _ = env.env.reset()
     env.obs_layout.write(raw, list(obs.values()), 0)
     return {"env_name": env.env_name, "obs": obs}

@@ -9,6 +9,7 @@ import gin
 import numpy as np
 from gymnasium import spaces
 
+from ..data.errors import check_count, check_number
 from ..data.spaces import PolicyActionSpace
 
 _CODE_SUPPLIED = ["action_space", "num_envs", "seed"]
@@ -54,15 +55,12 @@ class ExplorationWrapper(ABC):
         mean_repeat: float = 1.0,
         randomize_repeat: bool = True,
     ) -> None:
-        if mean_repeat < 1.0:
-            name = type(self).__name__
-            raise ValueError(
-                f"{name}.mean_repeat is {mean_repeat}, but must be at least 1 env step. Fix: set "
-                f"{name}.mean_repeat = 1 for random actions that are not repeated."
-            )
+        check_number(f"{type(self).__name__}.mean_repeat", mean_repeat, lowest=1)
         self.action_space, self.num_envs, self.randomize_eps = action_space, num_envs, randomize_eps
         self.mean_repeat, self.randomize_repeat = mean_repeat, randomize_repeat and mean_repeat > 1.0
-        self._is_held, self._held = np.zeros(num_envs, bool), _no_noise(action_space, num_envs)
+        dtype = np.float64 if isinstance(action_space, spaces.Box) else np.int64
+        self._is_held = np.zeros(num_envs, bool)
+        self._held: np.ndarray = np.zeros((num_envs, *(action_space.shape or ())), dtype)
         self._goes_on, self._begin = np.zeros(num_envs, bool), np.zeros(num_envs)  # used by `probability`
         self.num_calls, self.steps_per_call = 0, 1
         self._rng, self._episode_rng = (np.random.default_rng([seed, stream]) for stream in (0, 1))
@@ -137,16 +135,13 @@ class ExplorationWrapper(ABC):
         """Draw random numbers for _BLOCK_STEPS calls: actions and when to take them, or Gaussians."""
         self._rng_at_block, self._block_step = self._rng.bit_generator.state, 0
         shape = (_BLOCK_STEPS, self.num_envs)
+        noise_shape = (*shape, *(self.action_space.shape or ()))
         self._thresholds: np.ndarray | None = None
-        if isinstance(self.action_space, spaces.Discrete):
-            self._thresholds = self._rng.random(shape)
-            self._noise: np.ndarray = self._rng.integers(int(self.action_space.n), size=shape)
-        elif isinstance(self.action_space, spaces.MultiDiscrete):
-            self._thresholds = self._rng.random(shape)
-            nvec = self.action_space.nvec
-            self._noise = self._rng.integers(nvec, size=(*shape, len(nvec)))
+        if isinstance(self.action_space, spaces.Box):
+            self._noise: np.ndarray = self._rng.standard_normal(noise_shape)
         else:
-            self._noise = self._rng.standard_normal((*shape, *self.action_space.shape))
+            self._thresholds = self._rng.random(shape)
+            self._noise = self._rng.integers(_num_actions(self.action_space), size=noise_shape)
         self._ends = self._rng.random(shape) if self.mean_repeat > 1.0 else None
 
     def on_episode_end(self, ended: np.ndarray) -> None:
@@ -202,11 +197,9 @@ class ExplorationWrapper(ABC):
             self._repeats = np.array(state["repeats"], np.float64)
 
 
-def _no_noise(action_space: PolicyActionSpace, num_envs: int) -> np.ndarray:
-    if isinstance(action_space, spaces.Discrete):
-        return np.zeros(num_envs, np.int64)
-    is_box = isinstance(action_space, spaces.Box)
-    return np.zeros((num_envs, *action_space.shape), np.float64 if is_box else np.int64)
+def _num_actions(action_space: PolicyActionSpace) -> Any:
+    """Number of discrete actions, or of those of each factor, (K,)."""
+    return getattr(action_space, "nvec", getattr(action_space, "n", None))
 
 
 def _like(is_chosen: np.ndarray, actions: np.ndarray) -> np.ndarray:
@@ -216,10 +209,8 @@ def _like(is_chosen: np.ndarray, actions: np.ndarray) -> np.ndarray:
 
 def _all_allowed(actions: np.ndarray, allowed: np.ndarray, action_space: PolicyActionSpace) -> np.ndarray:
     """Return (N,) bool, True if allowed (N, A) bool allows actions (N,) or (N, K) int in every factor."""
-    nvec = getattr(action_space, "nvec", None)
-    if nvec is None:
-        return np.take_along_axis(allowed, actions[:, None], axis=1)[:, 0]
-    places = actions + np.cumsum([0, *nvec[:-1]])
+    offsets = np.cumsum([0, *np.atleast_1d(_num_actions(action_space))[:-1]])
+    places = actions.reshape(len(actions), -1) + offsets
     return np.asarray(np.take_along_axis(allowed, places, axis=1).all(axis=1))
 
 
@@ -236,8 +227,7 @@ def _allowed_choice(allowed: np.ndarray, action_space: PolicyActionSpace, share:
 
 def _free(allowed: np.ndarray, action_space: PolicyActionSpace) -> list[np.ndarray]:
     """Choices to draw from for each factor, (N, A) bool: the allowed ones, or all if none is allowed."""
-    nvec = getattr(action_space, "nvec", None)
-    parts = [allowed] if nvec is None else np.split(allowed, np.cumsum(nvec)[:-1], axis=1)
+    parts = np.split(allowed, np.cumsum(_num_actions(action_space))[:-1], axis=1)
     return [part | ~part.any(axis=1, keepdims=True) for part in parts]
 
 
@@ -245,25 +235,15 @@ def _num_choices(allowed: np.ndarray | None, action_space: PolicyActionSpace) ->
     """Number of actions to draw from, (N,) or a number."""
     if allowed is not None:
         return np.prod([free.sum(axis=1) for free in _free(allowed, action_space)], axis=0)
-    if isinstance(action_space, spaces.MultiDiscrete):
-        return np.prod(action_space.nvec)
-    assert isinstance(action_space, spaces.Discrete)
-    return action_space.n
+    return np.prod(_num_actions(action_space))
 
 
 def _check_schedule(name: str, action_space: PolicyActionSpace, steps_anneal: float, **levels: float) -> None:
-    if steps_anneal <= 0:
-        raise ValueError(
-            f"{name}.steps_anneal is {steps_anneal}, but must be above 0. Fix: set {name}.steps_anneal = "
-            "10_000, for example."
-        )
-    top = np.inf if isinstance(action_space, spaces.Box) else 1.0
+    """Check the settings of a schedule: `levels` are standard deviations for a Box, else probabilities."""
+    check_number(f"{name}.steps_anneal", steps_anneal, above=0)
     for argument, level in levels.items():
-        if not 0.0 <= level <= top:
-            raise ValueError(
-                f"{name}.{argument} is {level}, but must lie in [0, {top}] for {action_space}. "
-                f"Fix: set {name}.{argument} to a probability (discrete) or a standard deviation (Box)."
-            )
+        highest = np.inf if isinstance(action_space, spaces.Box) else 1
+        check_number(f"{name}.{argument}", level, lowest=0, highest=highest)
 
 
 def _anneal(start: float, end: float, progress: float) -> float:
@@ -351,26 +331,18 @@ class BilevelEpsilonGreedy(ExplorationWrapper):
         super().__init__(action_space, num_envs, seed, randomize_eps)
         self._start = (eps_start_start, eps_start_end)
         self._end = (eps_end_start, eps_end_end)
-        levels = dict(
-            zip(
-                ("eps_start_start", "eps_start_end", "eps_end_start", "eps_end_end"),
-                (*self._start, *self._end),
-                strict=True,
-            )
+        _check_schedule(
+            "BilevelEpsilonGreedy",
+            action_space,
+            steps_anneal,
+            eps_start_start=eps_start_start,
+            eps_start_end=eps_start_end,
+            eps_end_start=eps_end_start,
+            eps_end_end=eps_end_end,
+            eps_first=0.0 if eps_first is None else eps_first,
         )
-        if eps_first is not None:
-            levels["eps_first"] = eps_first
-        _check_schedule("BilevelEpsilonGreedy", action_space, steps_anneal, **levels)
-        if not isinstance(rollout_horizon, int) or rollout_horizon < 1:
-            raise ValueError(
-                f"BilevelEpsilonGreedy.rollout_horizon is {rollout_horizon!r}, but must be an integer of at "
-                "least 1. Fix: bind it in gin to the usual length of an episode in env steps."
-            )
-        if curve <= 0:
-            raise ValueError(
-                f"BilevelEpsilonGreedy.curve is {curve}, but must be above 0. Fix: set "
-                "BilevelEpsilonGreedy.curve, e.g. to 1 for a straight line."
-            )
+        check_count("BilevelEpsilonGreedy.rollout_horizon", rollout_horizon)
+        check_number("BilevelEpsilonGreedy.curve", curve, above=0)
         self.rollout_horizon, self.steps_anneal, self.curve = rollout_horizon, steps_anneal, curve
         self.eps_first = eps_first
 

@@ -16,8 +16,8 @@ class JointActions(gym.wrappers.TransformAction[Any, Any, Any]):
     """Presents a MultiDiscrete or MultiBinary action as one Discrete choice among its combinations.
 
     A policy over independent factors cannot express "this place or that one, but not the row of the one with
-    the column of the other". Critics and memories of actions (`Agent.action_memory_type`) also see every
-    combination. The factors of combination i are the digits of i; the last one changes fastest.
+    the column of the other". Critics also judge every combination. The factors of combination i are the
+    digits of i; the last one changes fastest.
 
     Args:
         env: an environment with a MultiDiscrete or MultiBinary action space.

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from ..data.errors import WrongValueError
+from ..data.errors import WrongValueError, check_count
 from ..data.spaces import SINGLE_KEY, shown
 from .env_state import chain_state, missing_layer, set_chain_state
 from .returned import METRIC_PREFIX, as_flag, as_reward, check_env, copied, reset_result, step_result
@@ -68,13 +68,8 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
         task_seed: bool = True,
         max_trial_len: int | None = None,
     ) -> None:
-        for name, count in (("num_attempts", num_attempts), ("max_trial_len", max_trial_len)):
-            is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 1
-            if not is_count and not (name == "max_trial_len" and count is None):
-                raise ValueError(
-                    f"KShotWrapper.{name} is {count!r}, but must be an integer of at least 1. "
-                    f"Fix: bind it in gin, e.g. KShotWrapper.{name} = 3."
-                )
+        check_count("KShotWrapper.num_attempts", num_attempts)
+        check_count("KShotWrapper.max_trial_len", max_trial_len, optional=True)
         super().__init__(env if isinstance(env, gym.Env) else resolve_env(env).build_raw())
         check_env(self.env)
         self.num_attempts, self.task_seed, self.max_trial_len = num_attempts, task_seed, max_trial_len
@@ -114,7 +109,9 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
             if _SUCCESS in info:
                 info[f"{_SUCCESS}_attempt_{self._attempt}"] = info[_SUCCESS]
             if num_ended < self.num_attempts:
-                raw, info = self._next_attempt(info)
+                self._attempt, self._return = num_ended, 0.0
+                raw, reset_info = self._begin(None if self._keeps_task else self._seed, self._keeps_task)
+                info = {**reset_info, **info}
                 terminated, truncated, is_first = False, False, True
         if self._trial_len == self.max_trial_len and not terminated:
             truncated = True
@@ -137,13 +134,6 @@ class KShotWrapper(gym.Wrapper[Any, Any, Any, Any]):
     def missing_state(self) -> str | None:
         """The inner part that cannot be stored; None if all can."""
         return missing_layer(self.env)
-
-    def _next_attempt(self, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment with the same task: returns first observation, and info of both attempts."""
-        self._attempt += 1
-        self._return = 0.0
-        raw, reset_info = self._begin(None if self._keeps_task else self._seed, self._keeps_task)
-        return raw, {**reset_info, **info}
 
     def _begin(self, seed: int | None, keeps_task: bool = False) -> tuple[Any, dict[str, Any]]:
         """Reset the environment with a copy of the trial's options, since it may remove entries."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import difflib
 import importlib
 import sys
@@ -15,7 +14,8 @@ from typing import Any
 import gin
 import gymnasium as gym
 
-from ..data.spaces import MINIGRID_WORDS, Tokens, with_mission_tokens, with_tokens
+from ..data.errors import check_count
+from ..data.spaces import MINIGRID_WORDS, Tokens, with_tokens
 from .errors import close_all
 from .gin_values import in_current_scope
 from .joint_actions import JointActions, num_combinations
@@ -47,11 +47,9 @@ class EnvSpec:
         kwargs: plain keyword arguments for it.
         env_name: fixed name for metrics and files; None takes the environment's own.
         vocabulary: the words by which text observations become numbers, equal in every process and in policy
-            files; None leaves texts unchanged.
+            files. None allows no texts except the missions of MiniGrid and BabyAI, whose words are known.
         joint_actions: MultiDiscrete and MultiBinary actions with at most this many combinations become one
             Discrete choice among them, see JointActions; 0 leaves them unchanged, as do vector environments.
-        missions: like `vocabulary`, for the missions of MiniGrid and BabyAI, if there are any; None leaves
-            them unchanged.
     """
 
     target: Callable[..., Any] | str
@@ -59,7 +57,6 @@ class EnvSpec:
     env_name: str | None = None
     vocabulary: Tokens | None = None
     joint_actions: int = 0
-    missions: Tokens | None = field(default_factory=lambda: Tokens(MINIGRID_WORDS), repr=False)
 
     def __str__(self) -> str:
         """A name for errors: the one for metrics, the id, or the name of the class or function."""
@@ -85,28 +82,21 @@ class EnvSpec:
 
     def _completed(self, made: Any) -> Any:
         """Complete the target's result: build it if it is a recipe, and convert texts and actions."""
-        if is_recipe := isinstance(made, EnvSpec):
+        if isinstance(made, EnvSpec):
             made = made.build_raw()
         if not isinstance(made, gym.Env):
             return made
         check_env(made)
         if self.joint_actions and 0 < num_combinations(made.action_space) <= self.joint_actions:
             made = JointActions(made)
-        if is_recipe and self.vocabulary is None:  # the inner recipe already decided on the missions
-            return made
         space = self.numbered(made.observation_space)
         if space is made.observation_space:
             return made
         return gym.wrappers.TransformObservation(made, _unchanged, space)
 
     def numbered(self, space: gym.Space[Any]) -> gym.Space[Any]:
-        """An observation space with `Tokens` for its texts; the same object if it has no texts to replace.
-
-        Raises: ValueError for a vocabulary if the space has no texts.
-        """
-        if self.vocabulary is not None:
-            return with_tokens(space, self.vocabulary)
-        return space if self.missions is None else with_mission_tokens(space, self.missions)
+        """An observation space with `Tokens` for its texts; see `with_tokens`."""
+        return with_tokens(space, self.vocabulary)
 
     def build_vector(self, num_envs: int) -> Any:
         """Build a vector environment: `gymnasium.make_vec` for an id, otherwise the target's result.
@@ -158,7 +148,7 @@ def gym_env(
     env_id: str = gin.REQUIRED,
     kwargs: dict[str, Any] | None = None,
     env_name: str | None = None,
-    vocabulary: Sequence[str] | str | None = "auto",
+    vocabulary: Sequence[str] | str | None = None,
     max_tokens: int = 16,
     joint_actions: int = 64,
 ) -> EnvSpec:
@@ -169,9 +159,9 @@ def gym_env(
             and "module:Class" takes a class or function of the module if no such id is registered.
         kwargs: arguments for `gymnasium.make`.
         env_name: name for metrics and files; None takes the registered name without version.
-        vocabulary: words of text observations, or "minigrid" for the words of MiniGrid and BabyAI. "auto"
-            uses those for their missions, and leaves other texts unchanged; None leaves all texts unchanged.
-        max_tokens: longest text, in words.
+        vocabulary: words of text observations, or "minigrid" for the words of MiniGrid and BabyAI. Their
+            missions have these words with None too.
+        max_tokens: longest text, in words, if a vocabulary is given.
         joint_actions: MultiDiscrete and MultiBinary actions with at most this many combinations become one
             Discrete choice among them, see JointActions; 0 leaves them unchanged, as do vector environments.
     """
@@ -180,20 +170,15 @@ def gym_env(
             f"gym_env.env_id is {env_id!r}, but must be the string of a registered id. Fix: set "
             'gym_env.env_id = "CartPole-v1", for example.'
         )
-    if isinstance(vocabulary, str) and vocabulary not in ("auto", "minigrid"):
+    if isinstance(vocabulary, str) and vocabulary != "minigrid":
         raise ValueError(
-            f"gym_env.vocabulary is {vocabulary!r}, but must be a list of words, 'minigrid' or 'auto'. "
+            f"gym_env.vocabulary is {vocabulary!r}, but must be a list of words, 'minigrid' or None. "
             "Fix: set gym_env.vocabulary = ['go', 'to', 'the', 'red', 'ball'], for example."
         )
-    if type(joint_actions) is not int or joint_actions < 0:
-        raise ValueError(
-            f"gym_env.joint_actions is {joint_actions!r}, but must be a whole number, at least 0. Fix: set "
-            "gym_env.joint_actions, e.g. to 64, or to 0 to leave actions unchanged."
-        )
+    check_count("gym_env.joint_actions", joint_actions, 0)
     words = MINIGRID_WORDS if isinstance(vocabulary, str) else vocabulary
     tokens = None if words is None else Tokens(words, max_tokens)
-    spec = EnvSpec(env_id, dict(kwargs or {}), env_name, joint_actions=joint_actions, missions=tokens)
-    return spec if vocabulary == "auto" else dataclasses.replace(spec, vocabulary=tokens)
+    return EnvSpec(env_id, dict(kwargs or {}), env_name, tokens, joint_actions)
 
 
 def resolve_env(make_env: EnvSpec | str | Callable[..., Any]) -> EnvSpec:

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import gin
 import torch
 
+from ..data.errors import check_number
 from .contracts import Run
-from .process.ranges import check_number
 
 T = TypeVar("T")
 _PREFIXES = ("on_", "before_", "after_")

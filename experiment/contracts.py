@@ -191,10 +191,6 @@ class Trainer(abc.ABC):
         """
 
     @abc.abstractmethod
-    def try_once(self) -> list[str]:
-        """Compute losses on the available data and change nothing; returns lines that describe the result."""
-
-    @abc.abstractmethod
     def describe(self) -> str:
         """A short description of the training data of an epoch."""
 

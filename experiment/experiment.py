@@ -41,12 +41,11 @@ from .checkpoint.policy_file import PolicyInfo, fit_weights, load_weights, read_
 from .checkpoint.record import (
     RunRecord,
     check_checkpoint,
-    check_policy,
     environments_to_json,
     known_bindings,
     record_run,
 )
-from .checkpoint.spaces import EnvSpaces
+from .checkpoint.spaces import EnvSpaces, check_spaces
 from .checkpoint.start_from import WarmStart, as_branch, fetched
 from .checkpoint.store import CheckpointManager, TrainingState
 from .collect import Collector, RolloutGroup, StageTimer, build
@@ -58,7 +57,7 @@ from .evaluation import Evaluator
 from .fleet import Membership, ReplayRatio
 from .fleet.shared_folder import location_of
 from .learn.learner import AnyBatch, Learner, masked_losses
-from .learn.off_policy import OffPolicyTrainer, blank_batch
+from .learn.off_policy import OffPolicyTrainer
 from .learn.optimizer import make_optimizer
 from .optional.reward_shaping import RewardShaping
 from .output.console import ConsoleView
@@ -84,7 +83,7 @@ _PER_PROCESS = {"trainer", "collector", "rng"}  # parts with a separate state in
 _RESTORED_LAST = {"collector", "dataset", "rng"}  # parts that are restored only when all others fit
 _CONSOLE_FIGURES = {  # figures of an epoch that the terminal shows
     "val/return": "val return",
-    "collect/return": "return",
+    "collect/return": "train return",
     "train/loss": "loss",
     "ppo/loss": "loss",
     "time/env_steps_per_s": "env steps/s",
@@ -382,8 +381,13 @@ class Experiment(Settings):
                 self.start_learning_at_epoch,
             )
         if not isinstance(self.policy, OnPolicyAgent):
-            if self.ctx.role.learns:
-                self._check_off_policy()
+            learns = self.ctx.role.learns and self.train_batches_per_epoch > 0
+            if learns and isinstance(self.dataset, DoNothingDataset):
+                raise ValueError(
+                    f"{type(self.policy).__name__} learns from stored trajectories, but Experiment.dataset "
+                    "is a DoNothingDataset, which stores none. Fix: set Experiment.dataset = "
+                    "@DiskTrajDataset(), or Experiment.agent_type to an on-policy agent, such as @PPOAgent."
+                )
             return OffPolicyTrainer(
                 self.ctx,
                 self.learner,
@@ -412,18 +416,6 @@ class Experiment(Settings):
         )
         trainer.check(has_schedule=self.lr_schedule is not None)
         return trainer
-
-    def _check_off_policy(self) -> None:
-        """Raise ValueError for mistakes that would otherwise show only at the first update."""
-        if self.train_batches_per_epoch and isinstance(self.dataset, DoNothingDataset):
-            raise ValueError(
-                f"{type(self.policy).__name__} learns from stored trajectories, but Experiment.dataset is a "
-                "DoNothingDataset, which stores none. Fix: set Experiment.dataset = @DiskTrajDataset(), or "
-                "Experiment.agent_type to an on-policy agent, such as @PPOAgent."
-            )
-        # Compiling for a blank batch would cost more than finding the mistake at the first update.
-        if self.extra_loss_weights and not self.compile_learning and self.dataset.layout is not None:
-            self.learner.check_extra_losses(blank_batch(self.dataset.layout))
 
     def _make_collector(self) -> Collector | None:
         """The training rollout; None if this process does not collect."""
@@ -570,8 +562,6 @@ class Experiment(Settings):
         """A few lines on the environments, agent and devices of this run."""
         num_params = sum(p.numel() for p in self.policy.trainable_params())
         observations = ", ".join(f"{key} {space}" for key, space in self.obs_space.spaces.items())
-        memory = self.policy.action_memory
-        remembers = "" if memory is None else f", memory of the outcomes of {memory.num_actions} actions"
         processes = self.accelerator.num_processes
         num_steps = processes * self.parallel_actors * self.train_timesteps_per_epoch
         most = "" if self.max_env_steps is None else f", at most {self.max_env_steps:,} env steps"
@@ -584,7 +574,7 @@ class Experiment(Settings):
             "actions": str(self.action_space),
             "encoders": self._describe_encoders(),
             "agent": f"{type(self.policy).__name__}, {num_params:,} trainable parameters, "
-            f"sequences up to {self.max_seq_len} steps{remembers}",
+            f"sequences up to {self.max_seq_len} steps",
             "epoch": f"{num_steps:,} env steps, {self.trainer.describe()}; {self.epochs} "
             f"epoch{'s' if self.epochs != 1 else ''}{most}",
             "dataset": f"{type(self.dataset).__name__} {self.dataset.save_new_trajs_to or ''}".rstrip(),
@@ -1151,7 +1141,12 @@ class Experiment(Settings):
         """
         info, path = self.latest.poll(), self.checkpoints.latest_path
         if info is not None and info != self.loaded_policy:
-            check_policy(info, path, self.env_spaces, warns=self.loaded_policy is None)
+            check_spaces(
+                info.env_spaces(),
+                self.env_spaces,
+                what=f"The policy in {path}",
+                fix="start actors and learner with the same config, or another run_name.",
+            )
             info, weights = read_policy(path)
             fit_weights(self.policy, weights, path)
             self.policy.on_checkpoint_loaded(is_resume=False)
@@ -1193,10 +1188,10 @@ class Experiment(Settings):
             self.ctx.stop,
             self.ctx.console.progress(self.epoch),
             contextlib.ExitStack() as stack,
-            self._curves_at_the_end(),
             self._save_on_error(),
             without_foreign_exits(),
         ):
+            stack.callback(self._draw_curves)  # no matter how the run ends
             self._publish_identity()
             self.pace.begin()
             self.begin_run()
@@ -1370,24 +1365,20 @@ class Experiment(Settings):
                 self.write_latest_policy()  # before the checkpoint, which stores the version
             if is_due := self._is_due(self.ckpt_interval):
                 self.save_checkpoint()
-            elif is_due := self._is_first_save_due(epoch) or self._is_time_to_save():
+            elif is_due := self._is_interim_save_due(epoch):
                 self._save(epoch, is_interim=True)
             self._saved_s = self.ctx.stop.age_s() if is_due else self._saved_s
         return True
 
-    def _is_first_save_due(self, epoch: int) -> bool:
-        """True after the first epoch, when the data may end the next one, unless saving in between is off."""
-        return epoch == 0 and self.checkpoints.every_minutes is not None and not self.checkpoints.exact_resume
-
-    def _is_time_to_save(self) -> bool:
-        """True in all processes if `CheckpointManager.every_minutes` have passed in any since the last one.
+    def _is_interim_save_due(self, epoch: int) -> bool:
+        """True after the first epoch, and `CheckpointManager.every_minutes` after any process last saved.
 
         Never with exact_resume: such a checkpoint may cut episodes, which has to happen at fixed epochs.
         """
         minutes = self.checkpoints.every_minutes
         if minutes is None or self.checkpoints.exact_resume:
             return False
-        return self.ctx.any(self.ctx.stop.age_s() - self._saved_s >= 60.0 * minutes)
+        return self.ctx.any(epoch == 0 or self.ctx.stop.age_s() - self._saved_s >= 60.0 * minutes)
 
     # ---- end of a run ----
 
@@ -1499,14 +1490,10 @@ class Experiment(Settings):
         )
         return f"its state could not be saved ({problem}). {newest}"
 
-    @contextlib.contextmanager
-    def _curves_at_the_end(self) -> Iterator[None]:
-        """Draw the learning curves, no matter how the run ends."""
-        try:
-            yield
-        finally:
-            if self.verbose and self.ctx.role.learns and self.ctx.is_main and not self.test_run:
-                draw_if_possible(self.run_dir)
+    def _draw_curves(self) -> None:
+        """Draw the learning curves of a run that people watch."""
+        if self.verbose and self.ctx.role.learns and self.ctx.is_main and not self.test_run:
+            draw_if_possible(self.run_dir)
 
     def _where_in_run(self) -> str:
         return f"epoch {self.epoch}" if self.epoch < self.epochs else "the final evaluation"

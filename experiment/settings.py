@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from ..agents import BaseAgent, OnPolicyAgent
 from ..data import RLDataset
-from ..data.errors import check_choice
+from ..data.errors import check_choice, check_number
 from ..data.sampling import PADDED_SAMPLING_MODES
 from ..envs import EpsilonGreedy, ExplorationWrapper
 from ..nets import TrajEncoder, TstepEncoder
@@ -24,7 +24,6 @@ from .artifacts.stores import is_run_name
 from .callbacks import Callback
 from .collect.build import MakeEnv
 from .ppo import PPOLearner
-from .process.ranges import check_number
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it since Python 3.11
@@ -37,7 +36,7 @@ the same at any length."""
 AUTO_BATCH_SIZES = (4, 24)
 """The smallest and the largest number of sequences of such a batch."""
 FEW_STEPS = 8
-"""Env steps per actor in a trial run."""
+"""Env steps per actor in a test run."""
 
 
 class Rules(TypedDict, total=False):
@@ -47,7 +46,6 @@ class Rules(TypedDict, total=False):
         choices: allowed texts.
         lowest: smallest allowed number.
         above: number that it must exceed.
-        tried: its value in a trial run, by `--check` or `--test-run`.
         tiny: its value in a test run.
         tiny_most: its largest value in a test run.
         in_hash: False if runs that differ in it have the same `config_hash`.
@@ -57,7 +55,6 @@ class Rules(TypedDict, total=False):
     choices: Sequence[str]
     lowest: float
     above: float
-    tried: Any
     tiny: Any
     tiny_most: int
     in_hash: bool
@@ -131,7 +128,7 @@ class Settings:
 
     # ---- logs ----
 
-    log_to_wandb: bool = setting(False, "log to Weights & Biases too", tried=False, in_hash=False)
+    log_to_wandb: bool = setting(False, "log to Weights & Biases too", tiny=False, in_hash=False)
     wandb_project: str | None = field(
         default_factory=lambda: os.environ.get("WANDB_PROJECT"),
         metadata=about("W&B project; by default the environment variable WANDB_PROJECT", in_hash=False),
@@ -149,7 +146,7 @@ class Settings:
     # ---- replay ----
 
     traj_save_len: float = setting(1e10, "longest trajectory file, in transitions", above=0)
-    has_dset_edit_rights: bool = setting(True, "this process may delete old files", tried=False)
+    has_dset_edit_rights: bool = setting(True, "this process may delete old files", tiny=False)
     stagger_traj_file_lengths: bool = setting(True, "draw file lengths within max_seq_len of traj_save_len")
     save_trajs_as: str = setting(
         "npz", "format of trajectory files", choices=("npz", "npz-compressed"), in_hash=False
@@ -168,7 +165,7 @@ class Settings:
 
     epochs: int = setting(1000, "number of epochs", lowest=0, tiny=1)
     start_learning_at_epoch: int = setting(0, "first epoch that learns", lowest=0, tiny=0)
-    start_collecting_at_epoch: int = setting(0, "first epoch that collects", lowest=0, tried=0)
+    start_collecting_at_epoch: int = setting(0, "first epoch that collects", lowest=0, tiny=0)
     train_timesteps_per_epoch: int = setting(
         1000, "env steps per actor; 0 collects nothing", lowest=0, tiny_most=FEW_STEPS
     )
@@ -213,7 +210,7 @@ class Settings:
         "both",
         'work of this process; "learn" never collects, "collect" never learns',
         choices=("both", "learn", "collect"),
-        tried="both",
+        tiny="both",
     )
     seed: int | None = setting(
         None, "seed of all randomness; None draws one and logs it", lowest=0, in_hash=False
@@ -248,7 +245,7 @@ class Settings:
     restore_from: str | None = setting(
         None,
         "source that a new run begins from: an artifact (`latest`, `other-run:best`) or a path",
-        tried=None,
+        tiny=None,
     )
     packed_batches: bool = setting(
         False,
@@ -385,7 +382,7 @@ def is_on_policy(agent_type: Any) -> bool:
 def shrink(settings: Settings) -> None:
     """Change the settings of a test run: `<run_name>-test`, one epoch, tiny numbers, nothing published."""
     settings.run_name += "-test"
-    for name, value in (fields_with("tried") | fields_with("tiny")).items():
+    for name, value in fields_with("tiny").items():
         setattr(settings, name, value)
     for name, most in fields_with("tiny_most").items():
         if name == "train_timesteps_per_epoch" and is_on_policy(settings.agent_type):

@@ -6,7 +6,6 @@ if __name__ == "nets":
         "Fix: pip install -e ."
     )
 
-from .action_memory import ActionMemory
 from .distributions import (
     Bernoulli,
     Beta,
@@ -65,7 +64,6 @@ from .value_bins import ValueBins
 
 __all__ = [
     "MLP",
-    "ActionMemory",
     "Actor",
     "Bernoulli",
     "Beta",

@@ -18,7 +18,6 @@ from einops import rearrange
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from . import cpu
 from .cpu.attention import sdpa_in_parts
@@ -33,8 +32,6 @@ The mask is bool (True where attention is allowed) or float (added to logits), b
 means a causal mask with L = S. Returns (B, H, L, E).
 """
 
-_FORMULA_QUERIES = 512  # number of queries with logits in memory at a time
-
 
 class Sight(ABC):
     """Visibility and age of S keys for each of L queries.
@@ -45,38 +42,35 @@ class Sight(ABC):
     """
 
     def __init__(self) -> None:
-        self._terms: dict[Any, tuple[Tensor, Tensor | None]] = {}
+        self._terms: dict[Heads, tuple[Tensor, Tensor | None]] = {}
 
     @abstractmethod
-    def is_seen(self, start: int, stop: int) -> Tensor:
-        """(1 or B, 1, L', S') bool, True where queries from start to stop may read a key; S' <= S."""
+    def is_seen(self) -> Tensor:
+        """(1 or B, 1, L, S) bool, True where a query may read a key."""
 
     @abstractmethod
-    def lag(self, start: int, stop: int) -> Tensor:
-        """(1 or B, 1, L', S') int64, age of these keys in timesteps; arbitrary where a key is not seen."""
+    def lag(self) -> Tensor:
+        """(1 or B, 1, L, S) int64, age of the keys in timesteps; arbitrary where a key is not seen."""
 
-    def is_past(self, start: int, stop: int) -> Tensor:
-        """(1 or B, 1, L', S') bool, False where key and query belong to the same timestep."""
-        return self.lag(start, stop) != 0
+    def is_past(self) -> Tensor:
+        """(1 or B, 1, L, S) bool, False where key and query belong to the same timestep."""
+        return self.lag() != 0
 
-    def kept(self, sees_present: Tensor, start: int, stop: int) -> Tensor:
-        """(1 or B, H, L', S') float, 0 for the present if sees_present (H, 1, 1) is 0, else 1."""
-        return torch.where(self.is_past(start, stop), 1.0, sees_present)
-
-    def terms(self, heads: Heads, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+    def terms(self, heads: Heads) -> tuple[Tensor, Tensor | None]:
         """Terms of the formula, which uses logits * kept + bias, and weights * kept.
 
-        Returns: bias and kept, (1 or B, 1 or H, L', S') float. `kept` is 0 where zeros replace a key and its
+        Returns: bias and kept, (1 or B, 1 or H, L, S) float. `kept` is 0 where zeros replace a key and its
             value, else 1; None if no head has such keys.
         """
-        if (heads, start) not in self._terms:
-            bias, kept = torch.where(self.is_seen(start, stop), 0.0, -torch.inf), None
+        if heads not in self._terms:
+            bias, kept = torch.where(self.is_seen(), 0.0, -torch.inf), None
             if heads.any_fades:
-                bias = bias - _fading(heads, self.lag(start, stop))
+                bias = bias - _fading(heads, self.lag())
             if not heads.all_see_present:
-                kept = self.kept(heads.sees_present.to(bias.device, non_blocking=True), start, stop)
-            self._terms[heads, start] = bias, kept
-        return self._terms[heads, start]
+                sees_present = heads.sees_present.to(bias.device, non_blocking=True)
+                kept = torch.where(self.is_past(), 1.0, sees_present)
+            self._terms[heads] = bias, kept
+        return self._terms[heads]
 
 
 class RingSight(Sight):
@@ -95,13 +89,13 @@ class RingSight(Sight):
         self._slots = torch.arange(num_used, device=age.device)
         self.present = torch.arange(len(age), device=age.device), age % window
 
-    def is_seen(self, start: int, stop: int) -> Tensor:
+    def is_seen(self) -> Tensor:
         return self._slots <= self._age
 
-    def lag(self, start: int, stop: int) -> Tensor:
+    def lag(self) -> Tensor:
         return (self._age - self._slots) % self.window
 
-    def is_past(self, start: int, stop: int) -> Tensor:
+    def is_past(self) -> Tensor:
         return self._slots != self.present[1].view(-1, 1, 1, 1)
 
 
@@ -141,26 +135,26 @@ class SequenceSight(Sight):
         if self.resets is None and self.sees_all_episodes:
             return None
         if self._mask is None:
-            self._mask = self.is_seen(0, self.x.shape[1])
+            self._mask = self.is_seen()
         return self._mask
 
-    def lag(self, start: int, stop: int) -> Tensor:
-        t = torch.arange(-self.num_before, stop, device=self.x.device)
-        return (t[self.num_before + start :, None] - t)[None, None]
+    def lag(self) -> Tensor:
+        t = torch.arange(-self.num_before, self.x.shape[1], device=self.x.device)
+        return (t[self.num_before :, None] - t)[None, None]
 
-    def is_seen(self, start: int, stop: int) -> Tensor:
-        lag, before = self.lag(start, stop), self.num_before
+    def is_seen(self) -> Tensor:
+        lag, before = self.lag(), self.num_before
         is_seen = (lag >= 0) & (lag < self.window)
         if not before and self.resets is None:
             return is_seen
-        episode = torch.zeros(len(self.x), stop, dtype=torch.int64, device=lag.device)
+        episode = torch.zeros(self.x.shape[:2], dtype=torch.int64, device=lag.device)
         if self.resets is not None:
-            episode = self.resets[:, :stop].long().cumsum(1)
+            episode = self.resets.long().cumsum(1)
         of_key = episode
         if self.ages is not None:
             is_running = torch.arange(before, 0, -1, device=lag.device) <= self.ages[:, None]
             of_key = torch.cat([is_running.long() - 1, episode], dim=1)
-        return is_seen & (episode[:, None, start:, None] == of_key[:, None, None])
+        return is_seen & (episode[:, None, :, None] == of_key[:, None, None])
 
 
 def attend(
@@ -169,7 +163,6 @@ def attend(
     v: Tensor,
     sight: Sight,
     heads: Heads,
-    match: float,
     *,
     sink: Tensor | None = None,
     dropout: float = 0.0,
@@ -183,53 +176,22 @@ def attend(
         v: (B, H, S, E), values.
         sight: the keys that each query sees.
         heads: the kind of each head.
-        match: the logit of an equal query and key at the start of training.
         sink: (H, 1, E), an additional key with value 0; or None.
-        dropout: share of the softmax weights that are dropped; heads with other weights have no dropout.
-        kernel: for softmax over many queries; None uses the formula.
+        dropout: share of the weights that are dropped.
+        kernel: for many queries; None uses the formula.
     Returns: (B, H, L, E).
     """
     if kernel is None or q.shape[2] == 1:
-        return _formula(q, k, v, sight, heads, match, sink, dropout)
+        device = q.device.type
+        is_exact = device != "meta" and not torch.is_autocast_enabled(device)
+        read = weighted if is_exact else _weighted_in_full  # autocast would round the float32 keys of a ring
+        return read(q, k, v, *sight.terms(heads), sink, dropout)
+    assert isinstance(sight, SequenceSight)  # a ring has a single query
     found = []
     for part, group in heads.groups:
-        some, kind = (q[:, part], k[:, part], v[:, part]), group.kinds[0]
-        sink_of_group = None if sink is None else sink[part]
-        if kind.weigh is None and isinstance(sight, SequenceSight):
-            found.append(_by_kernel(*some, sight, group, sink_of_group, dropout, kernel))
-        else:
-            found.append(_formula(*some, sight, group, match, sink_of_group, dropout))
+        own_sink = None if sink is None else sink[part]
+        found.append(_by_kernel(q[:, part], k[:, part], v[:, part], sight, group, own_sink, dropout, kernel))
     return found[0] if len(found) == 1 else torch.cat(found, dim=1)
-
-
-# --- the formula ---------------------------------------------------------------------------------------
-
-
-def _formula(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sight: Sight,
-    heads: Heads,
-    match: float,
-    sink: Tensor | None,
-    dropout: float,
-) -> Tensor:
-    """Evaluate `attend` by its formula, for a block of queries at a time; the gradient recomputes logits."""
-    length, device = q.shape[2], q.device.type
-    is_exact = device != "meta" and not torch.is_autocast_enabled(device)
-    read = weighted if is_exact else _weighted_in_full  # bfloat16 is too coarse for sums of weights
-    if length <= _FORMULA_QUERIES:
-        bias, kept = sight.terms(heads, 0, length)
-        return read(q, k, v, bias, kept, heads, match, sink, dropout)
-    parts = []
-    for start in range(0, length, _FORMULA_QUERIES):
-        some = q[:, :, start : start + _FORMULA_QUERIES]
-        bias, kept = sight.terms(heads, start, start + some.shape[2])
-        size = bias.shape[-1]
-        given = (some, k[:, :, :size], v[:, :, :size], bias, kept, heads, match, sink, dropout)
-        parts.append(checkpoint(read, *given, use_reentrant=False, preserve_rng_state=dropout > 0))
-    return torch.cat(parts, dim=2)
 
 
 def weighted(
@@ -238,12 +200,10 @@ def weighted(
     v: Tensor,
     bias: Tensor,
     kept: Tensor | None,
-    heads: Heads,
-    match: float,
     sink: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Evaluate the formula with all logits in memory; see `attend`, and `Sight.terms` for bias and kept."""
+    """Evaluate the formula for all heads at once; see `attend`, and `Sight.terms` for bias and kept."""
     shape, scale = q.shape, q.shape[-1] ** -0.5
     logits = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT).view(*shape[:3], -1)
     if kept is None:
@@ -252,32 +212,14 @@ def weighted(
         logits = torch.addcmul(bias, logits, kept, value=scale)
     if sink is not None:
         logits = torch.cat([logits, q @ sink.mT * scale], dim=-1)
-    weights = _weights(logits, heads, match, dropout)
+    weights = logits.softmax(-1)
+    weights = F.dropout(weights, dropout) if dropout else weights
     weights = weights if sink is None else weights[..., :-1]
     weights = weights if kept is None else weights * kept
-    read = torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).view(shape)
-    for part, kind in heads.weighings:
-        if kind.finish is not None:
-            read[:, part] = kind.finish(read[:, part])
-    return read
+    return torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).view(shape)
 
 
 _weighted_in_full = in_full_precision(weighted)
-
-
-def _weights(logits: Tensor, heads: Heads, match: float, dropout: float) -> Tensor:
-    if len(heads.weighings) == 1 and heads.kinds[0].weigh is not None:
-        return heads.kinds[0].weigh(logits, match)
-    weights = logits.softmax(-1)
-    weights = F.dropout(weights, dropout) if dropout else weights
-    for part, kind in heads.weighings:
-        if kind.weigh is not None:
-            own = kind.weigh(logits[:, part], match)
-            if torch.is_grad_enabled():
-                weights = torch.slice_scatter(weights, own, 1, part.start, part.stop)
-            else:
-                weights[:, part] = own
-    return weights
 
 
 def _fading(heads: Heads, lag: Tensor) -> Tensor:
@@ -312,12 +254,11 @@ def _by_kernel(
         if kernel is sdpa and sight.resets is not None and _can_be_packed(q, v, dropout):
             return _packed(q, k, v, sight)
         return kernel(q, k, v, sight.mask, dropout)
-    length = q.shape[2]
-    mask = sight.is_seen(0, length)
+    mask = sight.is_seen()
     if not sees_present:
-        mask = mask & sight.is_past(0, length)
+        mask = mask & sight.is_past()
     if kind.fades:
-        mask = torch.where(mask, -_fading(heads, sight.lag(0, length)), -torch.inf).to(q.dtype)
+        mask = torch.where(mask, -_fading(heads, sight.lag()), -torch.inf).to(q.dtype)
     if further:
         mask = F.pad(mask, (len(further), 0), value=0.0 if kind.fades else True)
         k, v = torch.cat([*further, k], dim=2), F.pad(v, (0, 0, len(further), 0))

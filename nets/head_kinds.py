@@ -10,21 +10,11 @@ for all heads is the published Transformer. To add a kind, write an object and a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import torch
-from torch import Tensor
-
-COUNT_SCALE = 32.0
-"""Number up to which counts grow linearly, and then logarithmically. With 8, reversed recall takes longer."""
-
-COUNT_SHARE = 0.5
-"""Heads count keys whose logit exceeds this share of the logit of an equal query and key at the start."""
-
-PLAIN_MATCH = 1 / 3
-"""Product of an equal query and key per feature at the start; with `qk_norm` it is `qk_gain` instead."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +28,6 @@ class HeadKind:
         fades: logits fall with the distance t - s, with a slope for each head.
         sees_present: s = t is read. Otherwise a key and a value of zeros replace it.
         begins_alike: W_k = W_q at the start.
-        weigh: computes weights (B, H, L, S) from logits, and from the logit of an equal query and key at the
-            start. A logit of -inf must get a weight of 0. None: softmax, for which there are fast kernels.
-        finish: applied to the sums of weighted values, (B, H, L, E) -> (B, H, L, E), or None.
     """
 
     name: str
@@ -49,8 +36,6 @@ class HeadKind:
     fades: bool = False
     sees_present: bool = True
     begins_alike: bool = False
-    weigh: Callable[[Tensor, float], Tensor] | None = None
-    finish: Callable[[Tensor], Tensor] | None = None
 
 
 FIXED = HeadKind("fixed", has_waves=True)
@@ -79,33 +64,12 @@ arXiv:2108.12409. Reason: attention fades with distance.
 CONTENT = HeadKind("content", sees_present=False, begins_alike=True)
 """Attends to timesteps similar to the present, without positions, and only to s < t. Ours; equal first
 weights by Trockman & Kolter 2023, arXiv:2305.09828. Reason: recall by key from the first update on. The
-present is left out because nothing is more similar to it than itself. Effect, together with COUNTING: the
-area under the learning curve of recall by key is 0.24 larger than with rotary heads (docs/algorithm.md).
+present is left out because nothing is more similar to it than itself. Effect: the area under the learning
+curve of recall by key is 0.24 larger than with rotary heads (docs/algorithm.md; one of the two heads counted
+such timesteps in that measurement).
 """
 
-
-def _fits(logits: Tensor, match: float) -> Tensor:
-    return (logits - COUNT_SHARE * match).sigmoid()
-
-
-def _damped(sums: Tensor) -> Tensor:
-    return (sums / COUNT_SCALE).asinh()
-
-
-COUNTING = HeadKind(
-    "counting",
-    sees_present=False,
-    begins_alike=True,
-    weigh=_fits,
-    finish=_damped,
-)
-"""Counts timesteps similar to the present. Like CONTENT, with y_t = asinh(sum over s < t of
-sigmoid(q_t k_s / sqrt(E) - threshold) v_s / COUNT_SCALE). Ours; weights by Ramapuram et al. 2024,
-arXiv:2409.04431 (sigmoid attention). Reason: softmax returns a mean, which shows shares but not numbers.
-Effect: none that is clear (docs/algorithm.md).
-"""
-
-KINDS = {kind.name: kind for kind in (FIXED, ROTARY, PLAIN, ALIBI, CONTENT, COUNTING)}
+KINDS = {kind.name: kind for kind in (FIXED, ROTARY, PLAIN, ALIBI, CONTENT)}
 """All kinds, in the order of the heads of a layer. Kinds with waves come first."""
 
 
@@ -115,7 +79,6 @@ class Heads:
     Attributes:
         kinds: the kind of each head.
         groups: neighbouring heads that attend in the same way, given queries and keys.
-        weighings: neighbouring heads that compute weights in the same way, and one of their kinds.
         sees_present: (H, 1, 1) float, 1 for heads that read their own timestep, else 0.
         any_fades: True if the logits of some heads fall with the distance.
         all_see_present: True if all heads read their own timestep.
@@ -124,11 +87,12 @@ class Heads:
 
     def __init__(self, kinds: Sequence[HeadKind]) -> None:
         self.kinds = tuple(kinds)
-        runs = self._runs(lambda kind: (kind.fades, kind.sees_present, kind.weigh, kind.finish))
-        self.groups = [(part, self if len(runs) == 1 else Heads(self.kinds[part])) for part in runs]
-        self.weighings = [
-            (part, self.kinds[part.start]) for part in self._runs(lambda kind: (kind.weigh, kind.finish))
-        ]
+        runs = [list(run) for _, run in groupby(self.kinds, lambda kind: (kind.fades, kind.sees_present))]
+        self.groups, start = [], 0
+        for run in runs:
+            part = slice(start, start + len(run))
+            self.groups.append((part, self if len(runs) == 1 else Heads(run)))
+            start = part.stop
         self.any_fades, self.all_see_present = self.num("fades") > 0, self.num("sees_present") == len(self)
         self.sees_present = torch.tensor([float(kind.sees_present) for kind in kinds])[:, None, None]
         fades = torch.tensor([kind.fades for kind in kinds])
@@ -171,16 +135,3 @@ class Heads:
     def need_positions(self) -> bool:
         """True if queries or keys of some heads depend on the timestep."""
         return self.num("is_rotated") + self.num("has_waves") > 0
-
-    def _runs(self, way: Callable[[HeadKind], object]) -> list[slice]:
-        runs, start = [], 0
-        for _, run in groupby(self.kinds, way):
-            runs.append(slice(start, start + len(list(run))))
-            start = runs[-1].stop
-        return runs
-
-
-def equal_match(width: int, qk_gain: float | None) -> float:
-    """The logit of an equal query and key of `width` at the start; qk_gain: None without normalisation."""
-    match: float = width**0.5 * (PLAIN_MATCH if qk_gain is None else qk_gain)
-    return match

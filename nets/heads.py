@@ -10,30 +10,26 @@ import gin
 import torch
 from einops import pack, rearrange, unpack
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from .distributions import DistributionType, Gaussian, PolicyDistribution
-from .init import FAN_IN_GAIN, ORTHOGONAL_GAIN, READER_GAIN
-from .mlp import MLP, activation_fn, as_rows, orthogonal_init, require_at_least, require_positive
+from .init import FAN_IN_GAIN, ORTHOGONAL_GAIN
+from .mlp import MLP, activation_fn, orthogonal_init, require_at_least, require_positive
 
 _DEAD = 0.025  # share of the layer's average activation below which a unit counts as dead
-_BLOCK = 2**21  # number of logits in memory at once
+_BLOCK = 2**21  # number of logits that fit into a CPU's cache
 
 
-@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "distribution", "memory_dim"])
+@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "distribution"])
 class Actor(nn.Module):
     """One policy per discount factor from a shared MLP.
 
-    Shapes: state (..., D), or (..., D + A K) followed by the A rows of an ActionMemory of width K
-        -> distribution over (..., G, A).
+    Shapes: state (..., D) -> distribution over (..., G, A).
 
     Args:
-        state_dim, action_dim, num_discounts, distribution, memory_dim: given by the agent; memory_dim is K.
+        state_dim, action_dim, num_discounts, distribution: given by the agent.
         n_layers: number of hidden layers.
         d_hidden: width of the hidden layers.
         activation: name of the non-linearity.
-        out_gain: factor of the output layer's first weights; a small one begins near the uniform policy.
-        out_bias_gain: factor of the output layer's first biases.
     Raises: ValueError for a size below 1.
     """
 
@@ -47,36 +43,20 @@ class Actor(nn.Module):
         n_layers: int = 2,
         d_hidden: int = 256,
         activation: str = "leaky_relu",
-        out_gain: float = 1.0,
-        out_bias_gain: float = 1.0,
-        memory_dim: int = 0,
     ) -> None:
         super().__init__()
         require_positive("Actor", n_layers=n_layers, d_hidden=d_hidden)
-        require_at_least(0, "Actor", out_gain=out_gain, out_bias_gain=out_bias_gain)
         self.distribution, self.num_discounts = distribution, num_discounts
         self.num_params = distribution.num_params(action_dim)
         self.mlp = MLP(state_dim, d_hidden, num_discounts * self.num_params, n_layers, activation)
-        with torch.no_grad():
-            self.mlp.out.weight.mul_(out_gain)
-            self.mlp.out.bias.mul_(out_bias_gain)
-        self.state_dim = state_dim
-        self.reader = ActionReader(1, d_hidden, num_discounts, memory_dim) if memory_dim else None
 
     def forward(self, state: Tensor) -> PolicyDistribution:
-        if self.reader is None:
-            params: Tensor = self.mlp(state)
-        else:
-            rows = as_rows(state)
-            hidden = self.activations(rows)[-1]
-            memory = rows[:, self.state_dim :].reshape(-1, self.num_params, self.reader.memory_dim)
-            params = self.mlp.out(hidden) + self.reader(hidden[None], memory)[0].flatten(-2)
-            params = params.view(*state.shape[:-1], -1)
-        return self.distribution(torch.unflatten(params, -1, (self.num_discounts, self.num_params)))
+        params = torch.unflatten(self.mlp(state), -1, (self.num_discounts, self.num_params))
+        return self.distribution(params)
 
     def activations(self, state: Tensor) -> list[Tensor]:
         """Activations (..., d_hidden) of the hidden layers, first to last."""
-        found = [state[..., : self.state_dim]]
+        found = [state]
         for linear, norm in zip(self.mlp.hidden, self.mlp.norms, strict=True):
             found.append(self.mlp.activation(norm(linear(found[-1]))))
         return found[1:]
@@ -99,101 +79,40 @@ def dead_units(layers: Sequence[Tensor], mask: Tensor) -> Tensor:
 class EnsembleLinear(nn.Module):
     """C independent linear layers: (C, M, d_in) -> (C, M, d_out).
 
-    First weights are uniform within `gain` / sqrt(d_in), first biases within `bias_gain` / sqrt(d_in).
+    First weights are uniform with a variance of 1 / d_in (`FAN_IN_GAIN`), first biases within 1 / sqrt(d_in).
     """
 
-    def __init__(
-        self, num_members: int, d_in: int, d_out: int, gain: float = 1.0, bias_gain: float = 1.0
-    ) -> None:
+    def __init__(self, num_members: int, d_in: int, d_out: int) -> None:
         super().__init__()
         bound = 1.0 / math.sqrt(d_in)
-        self.weight = nn.Parameter(
-            torch.empty(num_members, d_in, d_out).uniform_(-gain * bound, gain * bound)
-        )
-        self.bias = nn.Parameter(
-            torch.empty(num_members, 1, d_out).uniform_(-bias_gain * bound, bias_gain * bound)
-        )
+        limit = FAN_IN_GAIN * bound
+        self.weight = nn.Parameter(torch.empty(num_members, d_in, d_out).uniform_(-limit, limit))
+        self.bias = nn.Parameter(torch.empty(num_members, 1, d_out).uniform_(-bound, bound))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.baddbmm(self.bias, x, self.weight)
 
 
-@gin.configurable(denylist=["num_members", "d_state", "num_outputs", "memory_dim"])
-class ActionReader(nn.Module):
-    """Additions to the outputs of a head with C members for each action, from ActionMemory rows.
-
-        added_oa = sum over k of (U h)_ok f(memory_a)_k
-    Here h is the head's last hidden layer, which receives no gradient from this module, and f is a small
-    network that all actions share.
-
-    Shapes: hidden (C, n, D), memory (n, A, K) -> (C, n, O, A).
-
-    Args:
-        num_members, d_state, num_outputs, memory_dim: C, D, O and K, given by the head.
-        d_hidden: width of the hidden layer of f.
-        width: width of the result of f.
-        hidden_gain: first weights of f's hidden layer are uniform within this / sqrt(fan_in).
-        out_gain: the same for f's output layer and its biases; with 0 the memory has no effect at first.
-    Raises: ValueError for a size below 1.
-    Source: Ours.
-    """
-
-    def __init__(
-        self,
-        num_members: int,
-        d_state: int,
-        num_outputs: int,
-        memory_dim: int,
-        *,
-        d_hidden: int = 32,
-        width: int = 16,
-        hidden_gain: float = FAN_IN_GAIN,
-        out_gain: float = READER_GAIN,
-    ) -> None:
-        super().__init__()
-        require_positive("ActionReader", d_hidden=d_hidden, width=width)
-        require_at_least(0, "ActionReader", hidden_gain=hidden_gain, out_gain=out_gain)
-        self.num_outputs, self.memory_dim, self.width = num_outputs, memory_dim, width
-        self.state = EnsembleLinear(num_members, d_state, num_outputs * width)
-        self.memory = EnsembleLinear(num_members, memory_dim, d_hidden, hidden_gain)
-        self.out = EnsembleLinear(num_members, d_hidden, width, out_gain, out_gain)
-
-    def forward(self, hidden: Tensor, memory: Tensor) -> Tensor:
-        num_members, num_rows = hidden.shape[:2]
-        rows = memory.flatten(0, 1).expand(num_members, -1, -1)
-        of_actions = self.out(F.leaky_relu(self.memory(rows))).unflatten(1, (num_rows, -1))
-        of_state = self.state(hidden.detach()).unflatten(-1, (self.num_outputs, self.width))
-        added: Tensor = of_state @ of_actions.transpose(-1, -2)
-        return added
-
-
-@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "is_discrete", "memory_dim"])
+@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "is_discrete", "num_critics"])
 class CriticEnsemble(nn.Module):
     """An ensemble of Q functions with an output per discount factor, which the agent turns into a value.
 
     For discrete actions, one pass gives the values of all A actions. Continuous actions enter the first layer
     together with the state; the state's part of that layer is computed once for any number of actions.
 
-    First weights are uniform within gain / sqrt(fan_in), biases within 1 / sqrt(fan_in). The default gain
-    gives weights a variance of 1 / fan_in (see `nets/init.py`). State and action are one input of the first
-    layer, so its fan-in is D + A.
+    First weights are uniform with a variance of 1 / fan_in, first biases within 1 / sqrt(fan_in). State and
+    action are one input of the first layer, so its fan-in is D + A. Source: the published code of Grigsby et
+    al. 2023, arXiv:2310.09971.
 
     Shapes:
         discrete: state (..., D) -> (..., C, G, A).
         continuous: state (..., D), actions (..., K, A) -> (..., K, C, G, 1).
-        States may be followed by the rows of an ActionMemory, (..., D + A * memory_dim); without memory_dim
-        they are ignored.
 
     Args:
-        state_dim, action_dim, num_discounts, is_discrete, memory_dim: given by the agent.
-        num_critics: ensemble size C.
+        state_dim, action_dim, num_discounts, is_discrete, num_critics: given by the agent; num_critics is C.
         n_layers: number of hidden layers.
         d_hidden: width of the hidden layers.
         activation: name of the non-linearity.
-        hidden_gain: gain of the hidden layers' first weights.
-        out_gain: gain of the output layer's first weights.
-        joint_fan_in: first weights treat state and action as one input. With False each has its own fan-in, D
-            or A, so that a few action features have as much weight as a hundred features of the state.
     """
 
     reads_discount: ClassVar[bool] = False
@@ -210,14 +129,9 @@ class CriticEnsemble(nn.Module):
         n_layers: int = 2,
         d_hidden: int = 256,
         activation: str = "leaky_relu",
-        hidden_gain: float = FAN_IN_GAIN,
-        out_gain: float = FAN_IN_GAIN,
-        joint_fan_in: bool = True,
-        memory_dim: int = 0,
     ) -> None:
         super().__init__()
         require_positive("CriticEnsemble", n_layers=n_layers, num_critics=num_critics, d_hidden=d_hidden)
-        require_at_least(0, "CriticEnsemble", hidden_gain=hidden_gain, out_gain=out_gain)
         self.num_critics, self.num_discounts, self.is_discrete = num_critics, num_discounts, is_discrete
         self.activation, self.d_hidden = activation_fn(activation, overwrites=True), d_hidden
         self.from_state = nn.Linear(state_dim, num_critics * d_hidden)
@@ -225,25 +139,19 @@ class CriticEnsemble(nn.Module):
         with torch.no_grad():
             for layer in (self.from_state, self.from_action):
                 if layer is not None:
-                    layer.weight.mul_(hidden_gain)
-                    if joint_fan_in and not is_discrete:  # torch scaled each by its own fan-in
+                    layer.weight.mul_(FAN_IN_GAIN)
+                    if not is_discrete:  # torch scaled each by its own fan-in
                         for weights in layer.parameters():
                             weights.mul_((layer.in_features / (state_dim + action_dim)) ** 0.5)
         self.hidden = nn.ModuleList(
-            EnsembleLinear(num_critics, d_hidden, d_hidden, hidden_gain) for _ in range(n_layers - 1)
+            EnsembleLinear(num_critics, d_hidden, d_hidden) for _ in range(n_layers - 1)
         )
-        self.num_outputs, self.out_gain = action_dim if is_discrete else 1, out_gain
-        self.out = EnsembleLinear(num_critics, d_hidden, num_discounts * self.num_outputs, out_gain)
-        self.state_dim = state_dim
-        self.reader = ActionReader(num_critics, d_hidden, num_discounts, memory_dim) if memory_dim else None
+        self.num_outputs = action_dim if is_discrete else 1
+        self.out = EnsembleLinear(num_critics, d_hidden, num_discounts * self.num_outputs)
 
     def forward(self, state: Tensor, actions: Tensor | None = None) -> Tensor:
         hidden, lead = self.activations(state, actions)
-        x = self.out(hidden[-1])
-        if self.reader is not None:
-            memory = state[..., self.state_dim :].reshape(-1, self.num_outputs, self.reader.memory_dim)
-            x = x + self.reader(hidden[-1], memory).flatten(-2)
-        y: Tensor = rearrange(x, "c n (g a) -> n c g a", g=self.num_discounts)
+        y: Tensor = rearrange(self.out(hidden[-1]), "c n (g a) -> n c g a", g=self.num_discounts)
         return unpack(y, lead, "* c g a")[0]
 
     def build(self, discounts: Sequence[float]) -> None:
@@ -279,7 +187,7 @@ class CriticEnsemble(nn.Module):
 
     def activations(self, state: Tensor, actions: Tensor | None = None) -> tuple[list[Tensor], Any]:
         """Activations (C, n, d_hidden) of hidden layers, and the shapes packed into n, for einops.unpack."""
-        rows, lead = pack([state[..., : self.state_dim]], "* d")
+        rows, lead = pack([state], "* d")
         x = self._by_member(self.from_state, rows)
         if self.from_action is not None:
             assert actions is not None
@@ -322,7 +230,7 @@ class DuelingCriticEnsemble(CriticEnsemble):
                 "DuelingCriticEnsemble has one output per action, so it needs a Discrete action space. "
                 "Fix: bind CriticEnsemble instead."
             )
-        self.out = EnsembleLinear(num_critics, self.d_hidden, num_discounts * (1 + action_dim), self.out_gain)
+        self.out = EnsembleLinear(num_critics, self.d_hidden, num_discounts * (1 + action_dim))
 
     def forward(self, state: Tensor, actions: Tensor | None = None) -> Tensor:
         parts = super().forward(state, actions)
@@ -331,7 +239,7 @@ class DuelingCriticEnsemble(CriticEnsemble):
         return q
 
 
-@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "is_discrete", "memory_dim"])
+@gin.configurable(denylist=["state_dim", "action_dim", "num_discounts", "is_discrete", "num_critics"])
 class DiscountInputCriticEnsemble(CriticEnsemble):
     """Critics with one output that read the discount factor g in addition to the state and the action.
 
@@ -357,14 +265,11 @@ class DiscountInputCriticEnsemble(CriticEnsemble):
         is_discrete: bool,
         *,
         num_critics: int = 4,
-        memory_dim: int = 0,
         **settings: Any,
     ) -> None:
         # The discount is one more feature of an action, so that first weights count it in their fan-in.
         sizes = (action_dim, num_discounts) if is_discrete else (action_dim + 1, 1)
-        super().__init__(
-            state_dim, *sizes, is_discrete, num_critics=num_critics, memory_dim=memory_dim, **settings
-        )
+        super().__init__(state_dim, *sizes, is_discrete, num_critics=num_critics, **settings)
 
     def build(self, discounts: Sequence[float]) -> None:
         odds = 1.0 / (1.0 - torch.tensor(discounts)[:, None]).clamp(min=1e-6)
@@ -399,8 +304,8 @@ class BinnedCriticEnsemble(CriticEnsemble):
 
     Shapes: state (..., D), actions (..., M, A) -> (..., M, C, G, K); with `own_discount`, actions
         (..., M, G, A) -> (..., M, C, G, K), with the outputs of each action for its own discount only. With
-        `read`, a function from logits (..., K) to numbers (...), the last axis is 1; the logits are then
-        never in memory all at once.
+        `read`, a function from logits (..., K) to numbers (...), the last axis is 1; on the CPU, the logits
+        are then never in memory all at once.
     """
 
     def __init__(
@@ -414,7 +319,7 @@ class BinnedCriticEnsemble(CriticEnsemble):
         **settings: Any,
     ) -> None:
         super().__init__(state_dim, action_dim, num_discounts, False, num_critics=num_critics, **settings)
-        self.out = EnsembleLinear(num_critics, self.d_hidden, num_discounts * num_bins, self.out_gain)
+        self.out = EnsembleLinear(num_critics, self.d_hidden, num_discounts * num_bins)
 
     def forward(
         self,
@@ -439,8 +344,9 @@ class BinnedCriticEnsemble(CriticEnsemble):
 
         if read is None:
             y = outputs(x)
-        else:  # blocks stay in the processor's cache from one operation to the next
-            rows = max(1, _BLOCK // (weight.shape[0] * weight.shape[2]))
+        else:  # on the CPU, blocks stay in the cache from one operation to the next
+            size = max(1, _BLOCK // (weight.shape[0] * weight.shape[2]))
+            rows = size if x.device.type == "cpu" else x.shape[1]
             y = torch.cat([outputs(block) for block in torch.split(x, rows, dim=1)], dim=1)
         y = rearrange(y, "(c g2) n g k -> n c (g2 g) k", g2=g if own_discount else 1)
         return y.reshape(*lead, *y.shape[1:])

@@ -41,7 +41,7 @@ class HybridTrajEncoder(TrunkTrajEncoder):
     """A residual trunk with a mixer of choice in each layer, e.g. three of linear cost and one of attention.
 
     Attention has normalised queries and keys and reaches `max_seq_len` timesteps back. By default, six of its
-    eight heads have rotary positions, one attends by content and one counts.
+    eight heads have rotary positions, and two attend by content.
 
     Args:
         tstep_dim: given by the agent.
@@ -104,7 +104,7 @@ class HybridTrajEncoder(TrunkTrajEncoder):
             attention = {
                 "window": max_seq_len + 1,  # timesteps of the longest training sequence
                 "qk_gain": QK_GAIN,
-                "heads": (*["rotary"] * 6, "content", "counting"),
+                "heads": (*["rotary"] * 6, "content", "content"),
                 **given.get("attention", {}),
             }
             where = "HybridTrajEncoder.mixer_settings['attention']['heads']"

@@ -5,8 +5,7 @@ A gain multiplies torch's first weights, so 1 keeps them. The reason for a value
 
 | name | value | scales | source | argument |
 |---|---|---|---|---|
-| `FAN_IN_GAIN` | sqrt(3) | critics, `ActionReader` | LeCun et al. 1998 | `hidden_gain` and `out_gain` |
-| `READER_GAIN` | 0 | last layer of `ActionReader` | Ours. | `ActionReader.out_gain` |
+| `FAN_IN_GAIN` | sqrt(3) | critics | LeCun et al. 1998 | none: as published |
 | `RL2_GAIN` | 0.1 | inputs: previous reward, action | Ours. | `FF-`, `DictTstepEncoder.rl2_gain` |
 | `GATE_GAIN` | 8 | inputs of gates | Ours. | `gate_gain` of GRU, LSTM, GLA, Mamba, Mamba-2 |
 | `EXP_GATE_GAIN` | 4 | inputs of exponential gates | Ours. | `MLSTMTrajEncoder.gate_gain` |
@@ -19,9 +18,6 @@ A gain multiplies torch's first weights, so 1 keeps them. The reason for a value
 | `FIXED_CONTENT_GAIN` | 0.3 | queries, keys of fixed heads | Ours. | `fixed_content_gain` of Transformer |
 | `ORTHOGONAL_GAIN` | sqrt(2) | orthogonal weights | He et al. 2015, eq. 10 | none: layers before a ReLU |
 | `EMBEDDING_STD` | 0.02 | deviation of normal weights | Radford et al. 2019 | none: any small value |
-
-Heads have their published first weights as defaults: `Actor.out_gain` and `Actor.out_bias_gain` are 1, and
-all layers of critics have `FAN_IN_GAIN`.
 """
 
 from __future__ import annotations
@@ -32,9 +28,6 @@ FAN_IN_GAIN = math.sqrt(3.0)
 """Weights are uniform within gain / sqrt(fan_in), so this gives them a variance of 1 / fan_in: outputs are as
 large as inputs. With a gain of 1, the sequence model receives little gradient from the critics at first.
 """
-
-READER_GAIN = 0.0
-"""Heads begin with the state alone; an `ActionMemory` gains influence by learning."""
 
 RL2_GAIN = 0.1
 """Observations come first; the previous reward and action gain influence by learning."""

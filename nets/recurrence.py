@@ -140,6 +140,16 @@ def linear_recurrence(decay: Tensor, inputs: Tensor, initial: Tensor, resets: Te
     return cast("Tensor", states)
 
 
+@in_full_precision
+def reverse_recurrence(decay: Tensor, inputs: Tensor) -> Tensor:
+    """Compute all h_t = decay_t * h_{t+1} + inputs_t, where h_L is 0; arguments as in `linear_recurrence`.
+
+    Kernels are not used: they need logarithms of decays, which round a discount close to 1 too coarsely.
+    """
+    states = _LinearRecurrence.apply(decay.flip(1), inputs.flip(1), torch.zeros_like(inputs[:, 0]))  # type: ignore[no-untyped-call]
+    return cast("Tensor", states).flip(1)
+
+
 class _RotatingRecurrence(torch.autograd.Function):
     """The same as `_LinearRecurrence`, for complex numbers."""
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .attention import Kernel, attend, prepared, sdpa
 from .cpu.transformer_step import TransformerStep
 from .dropout import Dropout
-from .head_kinds import Heads, equal_match
+from .head_kinds import Heads
 from .init import EMBEDDING_STD, FIXED_CONTENT_GAIN, QK_GAIN
 from .kv_cache import KeyValueRing
 from .mlp import RMSNorm, require_at_least, require_positive
@@ -59,7 +59,6 @@ class TransformerLayer(ResidualBlock):
         if qk_gain is not None:
             self.q_norm, self.k_norm = (RMSNorm(width) for _ in range(2))
             nn.init.constant_(self.q_norm.weight, qk_gain)
-        self.match = equal_match(width, qk_gain)
         self.head_scale = nn.Parameter(torch.ones(n_heads, 1, 1)) if head_scaling else None
         self.sink = nn.Parameter(EMBEDDING_STD * torch.randn(n_heads, 1, width)) if attention_sink else None
         by_head = next(self.qkv.parameters()).detach().view(3, n_heads, width, d_model)
@@ -78,9 +77,7 @@ class TransformerLayer(ResidualBlock):
         q, k, v = self.queries_keys_values(x, timeline.positions)
         k, v, sight, state = self.ring.extend(k, v, timeline, state)
         dropout = self.dropout_attn if self.training else 0.0
-        read = attend(
-            q, k, v, sight, self.heads, self.match, sink=self.sink, dropout=dropout, kernel=self.attention
-        )
+        read = attend(q, k, v, sight, self.heads, sink=self.sink, dropout=dropout, kernel=self.attention)
         read = read if self.head_scale is None else read * self.head_scale
         return self.finish(x, self.proj(read.transpose(1, 2).reshape(x.shape).to(x.dtype))), state
 
@@ -139,8 +136,8 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         norm: normalisation before each part and of the result, "layer" or "rmsnorm".
         pos_emb: positions that are added to the input: "fixed" (sinusoidal), "learned" or None.
         heads: one kind for all heads, or one per head in any order (layers sort them). Kinds are "plain" (no
-            positions), "rotary" and "alibi" (distances), "fixed" (places in the episode), "content"
-            (timesteps similar to the present) and "counting" (number of these), see nets/head_kinds.py.
+            positions), "rotary" and "alibi" (distances), "fixed" (places in the episode) and
+            "content" (timesteps similar to the present), see nets/head_kinds.py.
         max_time_idx: longest episode with learned positions.
         qk_norm: normalise queries and keys, which bounds attention logits.
         qk_gain: length of normalised queries at the start of training, relative to keys. Above 1, some heads
@@ -148,7 +145,7 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
             would dilute the gradient of such a timestep by the length of the sequence.
         fixed_content_gain: factor of the first weights of queries and keys of fixed heads; a small one gives
             waves more weight than contents.
-        dropout_attn: dropout on attention weights, except for heads that count.
+        dropout_attn: dropout on attention weights.
         dropout_qkv: dropout on queries, keys and values.
         windows: number of timesteps that each layer attends to, its own included, at most max_seq_len + 1;
             None means this maximum for all layers.

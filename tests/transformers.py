@@ -7,7 +7,7 @@ from typing import Any
 HEADS = {
     2: ("fixed", "rotary"),
     4: ("fixed", "rotary", "rotary", "content"),
-    8: ("fixed", "fixed", "rotary", "rotary", "rotary", "rotary", "content", "counting"),
+    8: ("fixed", "fixed", "rotary", "rotary", "rotary", "rotary", "content", "content"),
 }
 
 

@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..gin_configs.presets import (
     did_you_mean,
@@ -39,6 +39,9 @@ class Parser(argparse.ArgumentParser):
 
     takes_settings = False  # True if Name.param=value is accepted
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
     def error(self, message: str) -> NoReturn:
         """Print an error with its fix, and end the process."""
         hint = f"Fix: see {self.prog} --help for the options."
@@ -54,6 +57,15 @@ class Parser(argparse.ArgumentParser):
         """Print an error and end the process; the text says where the mistake is."""
         sys.stderr.write(f"config error: {message}\n")
         raise SystemExit(USAGE_ERROR)
+
+
+def at_least_1(text: str) -> int:
+    """Parse a whole number of at least 1. Raises: ArgumentTypeError for anything else."""
+    if not re.fullmatch(r"0*[1-9]\d*", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number of at least 1. Fix: write 2, for example."
+        )
+    return int(text)
 
 
 # ---- run ----
@@ -142,7 +154,6 @@ def _run_parser(prog: str) -> Parser:
         "environment with --env.",
         epilog=f"Presets: {', '.join(runnable)}. Partial presets to put on top of one: "
         f"{', '.join(name for name in preset_names() if name not in runnable)}.",
-        allow_abbrev=False,
     )
     parser.takes_settings = True
     add = parser.add_argument
@@ -168,7 +179,7 @@ def _run_parser(prog: str) -> Parser:
     add(
         "--actors",
         metavar="N",
-        type=int,
+        type=at_least_1,
         help="learn in this process, and keep N collecting processes running",
     )
     add("--device", choices=DEVICES, help="device of the agent (default: a GPU if there is one)")
@@ -184,7 +195,7 @@ def _run_parser(prog: str) -> Parser:
     add(
         "--jobs",
         metavar="N",
-        type=int,
+        type=at_least_1,
         default=1,
         help="number of runs of --seeds at a time, with one thread each (default: 1)",
     )
@@ -195,7 +206,7 @@ def _run_parser(prog: str) -> Parser:
     add(
         "--check",
         action="store_true",
-        help="check the config, build everything and try one batch, without training",
+        help="print the config, and try it: a --test-run in a temporary folder that is removed",
     )
     add(
         "--print-config",
@@ -248,17 +259,11 @@ def _check_combinations(parser: Parser, args: argparse.Namespace) -> None:
             f"--through begins with {args.through[0]}, but there is no such program on this machine. "
             "Fix: name one that exists, such as srun."
         )
-    if args.jobs < 1:
-        parser.error(f"--jobs is {args.jobs}, but must be at least 1. Fix: write --jobs 2, for example.")
     if args.seeds is None and args.jobs > 1:
         parser.error("--jobs needs --seeds. Fix: add --seeds 0:5, for example, or remove --jobs.")
     if args.actors is not None and args.test_run:
         parser.error(
             "--test-run uses one process, so it cannot be combined with --actors. Fix: remove one of the two."
-        )
-    if args.actors is not None and args.actors < 1:
-        parser.error(
-            f"--actors is {args.actors}, but must be at least 1. Fix: write --actors 2, for example."
         )
     if args.actors is not None and args.mode in ("both", "collect"):
         parser.error(
@@ -277,7 +282,6 @@ def parse_status(words: Sequence[str] | None = None) -> argparse.Namespace:
         description="Show the processes of a run, their speed, and what the run has collected and saved.",
         epilog="Exit status: 0 if a process is running or the run has finished, 3 if the run stopped before "
         "its end and no process is running, 2 if the folder holds no run.",
-        allow_abbrev=False,
     )
     parser.add_argument("run_dir", type=Path, help="folder of the run, <ckpt_base_dir>/<run_name>")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
@@ -308,7 +312,6 @@ def parse_evaluate(words: Sequence[str] | None = None) -> argparse.Namespace:
         description="Evaluate a trained policy in the validation environments of its run. The "
         "configuration of a run is a program, so evaluate only runs that you trust; with --env it is "
         "not read.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder of a run, or a policy file")
@@ -321,7 +324,7 @@ def parse_evaluate(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--set", action="append", default=[], metavar="Name.param=value", help="change a setting; repeatable")
     add(
         "--episodes",
-        type=int,
+        type=at_least_1,
         default=100,
         metavar="N",
         help="number of episodes, over all environments (default: 100)",
@@ -329,7 +332,7 @@ def parse_evaluate(words: Sequence[str] | None = None) -> argparse.Namespace:
     parallel = (
         f"number of parallel environments (default: that of the run, or {PARALLEL_WITH_ENV} with --env)"
     )
-    add("--parallel", type=int, metavar="N", help=parallel)
+    add("--parallel", type=at_least_1, metavar="N", help=parallel)
     add(
         "--seed",
         type=int,
@@ -369,12 +372,6 @@ def parse_evaluate(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(
             "--set changes the run's environments, which --env replaces. Fix: remove one of the two."
         )
-    for name in ("episodes", "parallel"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            parser.error(
-                f"--{name} is {getattr(args, name)}, but must be at least 1. Fix: write --{name} 100, for "
-                "example."
-            )
     _check_exists(args.run)
     return args
 
@@ -393,7 +390,6 @@ def parse_export(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(
         prog="loxodon export",
         description="Write a policy of a run, its configuration and a model card to a folder.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder of a run")
@@ -414,7 +410,6 @@ def parse_report(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(
         prog="loxodon report",
         description="Write an HTML page about runs, with its figures as PNG files. The page works offline.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add(
@@ -458,13 +453,12 @@ def parse_sweep(
         "A setting to search is written Name.param=log(a,b), uniform(a,b), int(a,b) or "
         "choice(x,y,...), in quotes.",
         epilog="The same command continues an interrupted sweep, and adds trials if --trials is larger.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--trials", type=int, required=True, metavar="N", help="total number of trials")
+    add("--trials", type=at_least_1, required=True, metavar="N", help="total number of trials")
     add(
         "--jobs",
-        type=int,
+        type=at_least_1,
         default=1,
         metavar="N",
         help="number of trials at a time, with one thread each (default: 1)",
@@ -483,12 +477,6 @@ def parse_sweep(
     add("--prune-after", type=int, default=0, metavar="ENV_STEPS", help=f"{by_median} (default: 0)")
     add("-o", "--output", type=Path, metavar="DIR", help="folder of the sweep (default: sweeps/<run_name>)")
     args, others = parser.parse_known_args(words)
-    for name in ("trials", "jobs"):
-        if getattr(args, name) < 1:
-            parser.error(
-                f"--{name} is {getattr(args, name)}, but must be at least 1. Fix: write --{name} 2, for "
-                "example."
-            )
     run = parse_run(others)
     if run.seeds is not None or run.run_name is not None:
         parser.error("a sweep names its runs itself. Fix: remove --seeds and --run-name.")

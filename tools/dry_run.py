@@ -1,4 +1,4 @@
-"""`--check`: build the whole experiment in a temporary folder and try all its parts without training."""
+"""`--check`: a test run of the whole experiment in a temporary folder."""
 
 from __future__ import annotations
 
@@ -9,44 +9,32 @@ import gin
 from ..experiment.collect.build import describe_envs
 from ..experiment.config import LoadedConfig
 from ..experiment.experiment import Experiment
-from ..experiment.settings import FEW_STEPS, fields_with, is_on_policy, keep_in_own_folder
 
 
 def dry_run(config: LoadedConfig) -> str:
-    """Build, collect and evaluate a few steps, compute the losses of one batch; returns a report.
+    """Build, collect, train, evaluate and save once, with tiny numbers; returns a report.
 
     Everything is written to a temporary folder that is then removed. This changes gin's configuration, so
     load it again before a real run.
     """
     with tempfile.TemporaryDirectory(prefix="loxodon-check-") as folder:
-        settings = {
-            **fields_with("tried"),
-            "ckpt_base_dir": folder,
-            "verbose": False,
-            "val_timesteps_per_epoch": FEW_STEPS,
-        }
+        settings = {"test_run": True, "ckpt_base_dir": folder, "verbose": False}
         for name, value in settings.items():
             gin.bind_parameter(f"Experiment.{name}", value)
-        for name in ("Artifacts.store", "WarmStart.source"):
-            gin.bind_parameter(name, None)
         exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
-        if not is_on_policy(exp.agent_type):  # on-policy sequences and minibatches need a whole rollout
-            exp.train_timesteps_per_epoch = FEW_STEPS
-        keep_in_own_folder(exp.dataset)
         try:
             exp.start()
-            unused = config.check_unused()
-            exp.collect_new_training_data()
-            report = [exp.describe(describe_envs(exp.train_envs, exp.env_mode))]
-            report.append(f"   collected  {exp.env_steps} env steps")
-            if exp.val_envs is not None:
-                exp.interact(exp.val_envs, FEW_STEPS)
-                report.append(f"   evaluated  {FEW_STEPS} steps in each validation environment")
-            assert exp.collector is not None
-            exp.collector.flush()
-            report += exp.trainer.try_once()
-            if unused:
-                report.append(f"        note  {unused}")
+            notes = config.check_unused()
+            exp.learn()
+            report = exp.describe(describe_envs(exp.train_envs, exp.env_mode))
         finally:
             exp.close()
-    return "\n".join([*report, "check passed: everything was built, nothing was trained"])
+    note = [f"        note  {notes}"] if notes else []
+    return "\n".join([report, *note, f"check passed: {work_of(exp)}; the temporary folder is removed"])
+
+
+def work_of(exp: Experiment) -> str:
+    """The work that a test run has done, on one line."""
+    updates = exp.learner.gradient_steps
+    trained = f"{updates} updates" if updates else "no update (the dataset was not ready for training)"
+    return f"{exp.env_steps} env steps, {trained}, one checkpoint"

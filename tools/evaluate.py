@@ -8,7 +8,6 @@ import copy
 import dataclasses
 import functools
 import importlib
-import importlib.util
 import json
 import re
 import sys
@@ -39,7 +38,8 @@ from ..experiment.evaluation import Evaluator
 from ..experiment.experiment import Experiment
 from ..experiment.process.files import json_object, write_text
 from ..experiment.process.rng import isolated_rng
-from ..nets import ActionMemory, TrajEncoder
+from ..experiment.process.versions import import_extra
+from ..nets import TrajEncoder
 from .arguments import PARALLEL_WITH_ENV, parse_evaluate
 from .report.estimates import mean, with_interval
 from .report.runs import EVALUATION_FORMAT, EVALUATIONS
@@ -82,8 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    if args.video is not None and importlib.util.find_spec("moviepy") is None:
-        raise ImportError("Videos need moviepy, which is not installed. Fix: pip install 'loxodon[video]'.")
+    if args.video is not None:
+        import_extra("moviepy", "loxodon[video]")
     found = find_policy(args.run, args.policy)
     recipe = _recipe(args, found.run_dir)
     results: list[dict[str, Any]] = []
@@ -222,8 +222,6 @@ def cut_memory(agent: BaseAgent, size: int) -> None:
             "limit. Allowed are agents with the memory of BaseAgent. Fix: remove --context."
         )
     _cut_encoder(agent.traj_encoder, size)
-    if agent.action_memory is not None:
-        _cut_action_memory(agent.action_memory, size)
 
 
 def _cut_encoder(encoder: TrajEncoder, size: int) -> None:
@@ -245,25 +243,6 @@ def _cut_encoder(encoder: TrajEncoder, size: int) -> None:
         init_hidden_state=lambda num_envs, device: None,
         reset_hidden_state=lambda hidden_state, ended: hidden_state,  # timestep 0 marks the reset
     )
-
-
-def _cut_action_memory(memory: ActionMemory, size: int) -> None:
-    """Sum the last timesteps from scratch at every step.
-
-    The state between steps is (N, T, E + A), embedded timesteps and previous actions. An ended episode leaves
-    zeros, which do not change the sum.
-    """
-    whole = copy.copy(memory)
-
-    def step(window: Tensor, embedded: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
-        newest, width = torch.cat([embedded, previous], -1)[:, None], embedded.shape[-1]
-        window = torch.cat([window, newest], 1)[:, -size:] if window.numel() else newest
-        read, sums = embedded, whole.begin(len(embedded), embedded.device)
-        for timestep in window.unbind(1):
-            read, sums = whole.step(sums, timestep[:, :width], timestep[:, width:])
-        return read, window
-
-    vars(memory).update(step=step, begin=lambda num_envs, device: torch.zeros(num_envs, 0, 0, device=device))
 
 
 def play(policy: LoadedPolicy, envs: Any, episodes: int, seed: int) -> Histories:

@@ -7,7 +7,6 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from ..experiment.checkpoint.recipes import called_name
 from ..experiment.checkpoint.store import CheckpointManager
 from ..experiment.output.plots import ENV_STEPS, Curves, curves_if_readable, metrics_of
 from ..experiment.process.files import atomic_write, check_inside, check_tree, write_text
+from ..experiment.process.versions import import_extra
 from .arguments import parse_export
 from .evaluate import VIDEOS, Policy, find_policy
 from .report.estimates import mean, with_interval
@@ -33,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    hub = None if args.push is None else _hub()
+    # Its client has the login of `hf auth login`.
+    hub = None if args.push is None else import_extra("huggingface_hub", "huggingface_hub").HfApi()
     found = find_policy(args.run, args.policy)
     run_dir = found.run_dir
     if run_dir is None:
@@ -70,17 +71,6 @@ def _export(args: argparse.Namespace) -> int:
                 "with `hf auth login`, check the name, and run the command again."
             ) from error
     return 0
-
-
-def _hub() -> Any:
-    """The client of the Hub, with the login of `hf auth login`."""
-    try:
-        from huggingface_hub import HfApi
-    except ImportError as error:
-        raise ImportError(
-            f"--push needs the package huggingface_hub ({error}). Fix: pip install huggingface_hub."
-        ) from error
-    return HfApi()
 
 
 # ---- the model card ----

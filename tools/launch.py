@@ -20,8 +20,9 @@ import gin
 from ..experiment.config import ConfigError, load_config
 from ..experiment.experiment import Experiment
 from ..experiment.fleet.actors import ActorSpec
-from ..experiment.fleet.launchers import import_extra, ray_pool, submit
+from ..experiment.fleet.launchers import ray_pool, submit
 from ..experiment.process.exits import CONFIG_ERROR
+from ..experiment.process.versions import import_extra
 from . import run
 from .arguments import parse_run
 
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.backend == "slurm":
             return _submit(args, words)
         if args.backend == "ray":
-            import_extra("ray", "ray")
+            import_extra("ray", "loxodon[ray]")
             resources = {"num_cpus": args.ray_cpus, "num_gpus": args.ray_gpus}
             pool = functools.partial(ray_pool, address=args.ray_address, **resources)
             address = shlex.quote(args.ray_address)

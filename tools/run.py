@@ -26,7 +26,7 @@ from ..gin_configs.presets import preset_root
 from ..gin_configs.start import GinText
 from .arguments import parse_run, program_name
 from .device import check_device, choose_device
-from .dry_run import dry_run
+from .dry_run import dry_run, work_of
 from .seeds import run_seeds
 
 
@@ -208,7 +208,7 @@ def _run(
         say(f"error: This run made no update. {exp.why_idle()}", error=True)
         return FAILED
     if exp.accelerator.is_main_process and exp.test_run:
-        say(summary_of_test_run(exp))
+        say(f"test run passed: {work_of(exp)}, all in {exp.run_dir}")
     elif exp.accelerator.is_main_process:
         say(closing_summary(exp, metrics, words, program or program_name()))
     return 0
@@ -242,13 +242,6 @@ def closing_summary(exp: Any, metrics: Mapping[str, float], words: Sequence[str]
             "train it further    " + f"{program} {shlex.join(further)}",
         ]
     return "\n".join(lines)
-
-
-def summary_of_test_run(exp: Any) -> str:
-    """A one-line summary of a test run."""
-    updates = exp.learner.gradient_steps
-    trained = f"{updates} updates" if updates else "no update (the dataset was not ready for training)"
-    return f"test run passed: {exp.env_steps} env steps, {trained}, one checkpoint, all in {exp.run_dir}"
 
 
 def say(text: str, *, error: bool = False) -> None:

@@ -20,10 +20,10 @@ from ..experiment.config import ConfigError, explained, load_config
 from ..experiment.config.reading import read_source
 from ..experiment.experiment import Experiment
 from ..experiment.fleet.actors import library_program, without
-from ..experiment.fleet.launchers import import_extra
 from ..experiment.output.plots import curves_if_readable, metrics_of, points_of
 from ..experiment.process.exits import FAILED, INTERRUPTED
 from ..experiment.process.files import WatchedFile, write_text
+from ..experiment.process.versions import import_extra
 from . import run
 from .arguments import parse_sweep
 from .dry_run import dry_run
@@ -184,7 +184,7 @@ class Sweep:
 
 
 def _optuna() -> Any:
-    return import_extra("optuna", "sweep")
+    return import_extra("optuna", "loxodon[sweep]")
 
 
 def _state(name: str) -> Any:

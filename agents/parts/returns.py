@@ -18,6 +18,8 @@ import gin
 import torch
 from torch import Tensor
 
+from ...nets.recurrence import reverse_recurrence
+
 
 class Steps(NamedTuple):
     """Transitions in the form that the functions below take."""
@@ -216,10 +218,10 @@ def lambda_returns(
         trace_decay: lambda in [0, 1]; 0 gives the one-step target.
     Source: Sutton & Barto 2018, eq. 12.18; for Q functions Peng & Williams 1996.
     """
-    mixed = rewards + discounts * ~terminated * (1.0 - trace_decay) * next_values
-    weight = (trace_decay * discounts * ~terminated).expand_as(mixed)
-    last = rewards + discounts * next_values * ~terminated
-    return _scan(mixed, weight, last, _goes_on(terminated, mask))
+    going = discounts * ~terminated
+    mixed = rewards + going * (1.0 - trace_decay) * next_values
+    last = rewards + going * next_values
+    return _accumulated(mixed, trace_decay * going, last, terminated, mask)
 
 
 def retrace_targets(
@@ -250,19 +252,18 @@ def retrace_targets(
     """
     going = discounts * ~terminated
     mixed = rewards + going * (next_values - next_traces * next_q)
-    last = rewards + discounts * next_values * ~terminated
-    return _scan(mixed, going * next_traces, last, _goes_on(terminated, mask))
+    last = rewards + going * next_values
+    return _accumulated(mixed, going * next_traces, last, terminated, mask)
 
 
 def _goes_on(terminated: Tensor, mask: Tensor) -> Tensor:
-    """(B, L, 1, 1) bool, True where a real step of the same episode follows."""
-    return ~terminated & torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], dim=1)
+    """(B, L, 1, 1) bool, True on real steps before a real step of the same episode."""
+    return mask & ~terminated & torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], dim=1)
 
 
-def _scan(mixed: Tensor, weight: Tensor, last: Tensor, goes_on: Tensor) -> Tensor:
-    """y_t = mixed_t + weight_t y_{t+1} where the sequence continues, otherwise last_t."""
-    targets, following = torch.empty_like(last), last[:, -1]
-    for t in reversed(range(last.shape[1])):
-        following = torch.where(goes_on[:, t], mixed[:, t] + weight[:, t] * following, last[:, t])
-        targets[:, t] = following
-    return targets
+def _accumulated(mixed: Tensor, weight: Tensor, last: Tensor, terminated: Tensor, mask: Tensor) -> Tensor:
+    """y_t = mixed_t + weight_t y_{t+1} where the sequence continues, otherwise last_t; 0 under False."""
+    goes_on = _goes_on(terminated, mask)
+    # A product of 0 and NaN would be NaN, so padding has to be finite.
+    inputs = mixed.where(goes_on, last).where(mask, 0.0)
+    return reverse_recurrence(weight.where(goes_on, 0.0), inputs)

@@ -9,9 +9,10 @@ import gin
 import gymnasium as gym
 import numpy as np
 
+from ...data.errors import check_number
 from ..kshot import KEEP_TASK
 from ..returned import METRIC_PREFIX
-from .task import GRID_MOVES, StepResult, Task, check_counts, check_share
+from .task import GRID_MOVES, StepResult, Task, check_counts
 
 MOST_HOLES = 0.3
 """Maximum share of holes. With more, large lakes almost never have a path across."""
@@ -55,8 +56,8 @@ class FrozenLake(Task):
         recover_mode: bool = False,
     ) -> None:
         check_counts(self, 2, size=size)
-        check_share(self, "hole_prob", hole_prob, MOST_HOLES)
-        check_share(self, "slip_prob", slip_prob, 0.9)
+        check_number("FrozenLake.hole_prob", hole_prob, lowest=0, highest=MOST_HOLES)
+        check_number("FrozenLake.slip_prob", slip_prob, lowest=0, highest=0.9)
         self.size, self.hole_prob, self.slip_prob = size, hole_prob, slip_prob
         self.hard_mode, self.recover_mode = hard_mode, recover_mode
         self.observation_space = gym.spaces.Box(0.0, 1.0, (2,), np.float32)

@@ -8,8 +8,9 @@ import gin
 import numpy as np
 from gymnasium import spaces
 
+from ...data.errors import check_number
 from ..returned import METRIC_PREFIX
-from .task import Task, check_counts, check_share
+from .task import Task, check_counts
 
 MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1), (0, 0))
 """Row and column step of the moves 0 up, 1 right, 2 down, 3 left, 4 stay."""
@@ -71,7 +72,7 @@ class MazeRunner(Task):
     ) -> None:
         _check_sizes(size, num_goals)
         check_counts(self, time_limit=time_limit)
-        check_share(self, "loop_share", loop_share, 1.0)
+        check_number("MazeRunner.loop_share", loop_share, lowest=0, highest=1)
         self.size, self.num_goals, self.time_limit, self.loop_share = size, num_goals, time_limit, loop_share
         self.randomize_actions = randomize_actions
         low = np.array([-1, -1, 0, 0, 0, 0, 0], np.float32)
@@ -224,8 +225,4 @@ def _check_sizes(size: int, num_goals: int) -> None:
             "MazeRunner.size = 11, for example."
         )
     most_goals = 2 * (size // 2) ** 2 - 2  # all free cells of a maze without loops, except the start
-    if not 1 <= num_goals <= most_goals:
-        raise ValueError(
-            f"MazeRunner.num_goals is {num_goals}, but must lie between 1 and {most_goals} for size {size}. "
-            "Fix: set MazeRunner.num_goals = 3, for example."
-        )
+    check_number("MazeRunner.num_goals", num_goals, lowest=1, highest=most_goals, whole=True)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 
+from ...data.errors import check_count
 from ..env_state import generator_state, set_generator_state
 
 GRID_MOVES = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
@@ -57,19 +58,4 @@ class Task(gym.Env[Any, Any]):
 def check_counts(task: gym.Env[Any, Any], least: int = 1, **counts: Any) -> None:
     """Raise ValueError unless all settings are whole numbers of at least `least`."""
     for name, count in counts.items():
-        if not isinstance(count, int) or isinstance(count, bool) or count < least:
-            setting = f"{type(task).__name__}.{name}"
-            raise ValueError(
-                f"{setting} is {count!r}, but must be an integer of at least {least}. "
-                f"Fix: bind it in gin, e.g. {setting} = {max(least, 10)}."
-            )
-
-
-def check_share(task: gym.Env[Any, Any], name: str, share: float, most: float) -> None:
-    """Raise ValueError unless a setting is within [0, most]."""
-    if not 0.0 <= share <= most:
-        setting = f"{type(task).__name__}.{name}"
-        raise ValueError(
-            f"{setting} is {share!r}, but must be at least 0 and at most {most}. "
-            f"Fix: bind it in gin, e.g. {setting} = 0.2."
-        )
+        check_count(f"{type(task).__name__}.{name}", count, least)

@@ -8,6 +8,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
 from ...data.errors import WrongValueError
 from ...data.spaces import ActionMap, ObsLayout, as_numpy
@@ -27,10 +28,7 @@ from ..returned import (
 )
 from ..spec import EnvSpec
 from .base import SequenceVectorEnv, StepResult
-from .group import ColumnCheck, StepBuffers, column_checks, step_location
-
-SAME, NEXT, DISABLED = "SameStep", "NextStep", "Disabled"
-"""Times at which a finished row is reset: in the step that ended it, in the next step, or on request."""
+from .group import ColumnCheck, column_checks, step_location
 
 
 class AlreadyVectorizedEnv(SequenceVectorEnv):
@@ -65,10 +63,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         self.env_observation_space = specs[0].numbered(env.single_observation_space)
         self._layout, self._map = ObsLayout(self.env_observation_space), ActionMap(env.single_action_space)
         obs_space, action_space = self._layout.space, self._map.policy_space
-        memory = bytearray(StepBuffers.num_bytes(obs_space, action_space, env.num_envs))
-        super().__init__(
-            obs_space, action_space, StepBuffers.carve(memory, obs_space, action_space, env.num_envs)
-        )
+        super().__init__(obs_space, action_space, env.num_envs)
         self.env_action_space = env.single_action_space
         self._obs_checks = column_checks(self._layout, self.buffers.obs)
         self._final_checks = column_checks(self._layout, self.buffers.final_obs)
@@ -113,17 +108,14 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
 
     def begin_episodes(self, rows: np.ndarray) -> None:
         """See the base class. Row-by-row resets work only if the environment does not reset rows itself."""
-        if self._mode != DISABLED:
+        if self._mode is not AutoresetMode.DISABLED:
             raise NotImplementedError(
                 f"The agent ended episodes, but {type(self.env).__name__} resets finished rows itself (mode "
-                f"{self._mode}), so its rows cannot be reset from outside. Fix: use env_mode 'sync' or "
+                f"{self._mode.value}), so its rows cannot be reset from outside. Fix: use env_mode 'sync' or "
                 "'async', or an environment with metadata['autoreset_mode'] = AutoresetMode.DISABLED."
             )
-        for key, column in self.buffers.obs.items():
-            self.buffers.final_obs[key][rows] = column[rows]
-        found = self.env.reset(options={"reset_mask": rows.copy()})
         try:
-            self._write(reset_result(found, self.env)[0], self.buffers.obs, rows)
+            self._reset_rows(rows)
             self._check(self._obs_checks)
         except WrongValueError as error:
             raise self._located(error) from None
@@ -220,18 +212,25 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
 
     def _finish(self, ended: np.ndarray, infos: Mapping[str, Any]) -> Metrics:
         """Fill `final_obs` and, if possible, `obs` of ended rows; returns the metrics of their reset."""
-        if self._mode == SAME:
+        if self._mode is AutoresetMode.SAME_STEP:
             self._write_final(infos, ended)
             return []
-        for key, column in self.buffers.obs.items():
-            self.buffers.final_obs[key][ended] = column[ended]
-        if self._mode == NEXT:
+        if self._mode is AutoresetMode.NEXT_STEP:
+            self._copy_to_final(ended)
             self._resets_next = ended
             return []
-        found = self.env.reset(options={"reset_mask": ended.copy()})
-        raw, reset_infos = reset_result(found, self.env)
-        self._write(raw, self.buffers.obs, ended)
-        return self._columns_of(reset_infos, ended, ended)
+        return self._reset_rows(ended)
+
+    def _reset_rows(self, rows: np.ndarray) -> Metrics:
+        """Reset rows, whose observations move to `final_obs`; returns the metrics of the reset."""
+        self._copy_to_final(rows)
+        raw, infos = reset_result(self.env.reset(options={"reset_mask": rows.copy()}), self.env)
+        self._write(raw, self.buffers.obs, rows)
+        return self._columns_of(infos, rows, rows)
+
+    def _copy_to_final(self, rows: np.ndarray) -> None:
+        for key, column in self.buffers.obs.items():
+            self.buffers.final_obs[key][rows] = column[rows]
 
     def _write(self, raw: Any, columns: dict[str, np.ndarray], rows: np.ndarray | None = None) -> None:
         """Copy a batch of raw observations, or only its rows where `rows` ((N,) bool) is True."""
@@ -324,16 +323,15 @@ def _name_of(env: Any) -> str:
     return str(own or type(env.unwrapped).__name__.removesuffix("GymnasiumEnvPool"))
 
 
-def _autoreset_mode(env: Any) -> str:
-    """Return SAME, NEXT or DISABLED."""
+def _autoreset_mode(env: Any) -> AutoresetMode:
     mode = (env.metadata or {}).get("autoreset_mode")
-    name = str(getattr(mode, "value", mode))
-    if name not in (SAME, NEXT, DISABLED):
+    try:
+        return AutoresetMode(mode)
+    except ValueError:
         raise ValueError(
             f"{type(env).__name__} has metadata['autoreset_mode'] = {mode!r}, but gymnasium.vector's "
             "AutoresetMode has only NEXT_STEP, SAME_STEP and DISABLED. Fix: set it to one of these."
-        )
-    return name
+        ) from None
 
 
 def _check_kind(env: Any, num_specs: int) -> None:

@@ -9,19 +9,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from ...data.spaces import is_text
 from ..returned import Metrics
 from .group import StepBuffers
 
-try:
-    from gymnasium.vector import AutoresetMode
-except ImportError:  # gymnasium 1.0 has this behaviour, but not the name
-    AutoresetMode = None  # type: ignore[assignment,misc]
-
 logger = logging.getLogger("loxodon")
-SAME_STEP: Any = AutoresetMode.SAME_STEP if AutoresetMode is not None else "SameStep"
 _SLACK = 1e-3  # fraction of a bound by which rounding may exceed it
 _STEPS_TO_CHECK = 100
 _OWN_METHODS = ("reset", "step", "close", "render")
@@ -62,18 +56,20 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
     `env_observation_space` and `env_action_space` are the spaces of the first environment, before its
     observations are flattened and its actions scaled.
-
-    Text observations (`text_keys`) are [N] object arrays of str. They cannot become tensors, nor be stored in
-    files of plain arrays. Encoders and wrappers that can read them use them; all other code omits them.
     """
 
-    def __init__(self, obs_space: spaces.Dict, action_space: spaces.Space[Any], buffers: StepBuffers) -> None:
-        self.num_envs = len(buffers.rewards)
-        self.metadata = {"autoreset_mode": SAME_STEP}
+    def __init__(
+        self, obs_space: spaces.Dict, action_space: spaces.Space[Any], num_envs: int, memory: Any = None
+    ) -> None:
+        """Prepare the buffers, in `memory` of `StepBuffers.num_bytes` bytes; None takes new memory."""
+        self.num_envs = num_envs
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.single_observation_space, self.single_action_space = obs_space, action_space
         self.observation_space = batch_space(obs_space, self.num_envs)
         self.action_space = batch_space(action_space, self.num_envs)
-        self.buffers = buffers
+        if memory is None:
+            memory = bytearray(StepBuffers.num_bytes(obs_space, action_space, num_envs))
+        self.buffers = StepBuffers.carve(memory, obs_space, action_space, num_envs)
         self.env_observation_space: spaces.Space[Any] = obs_space
         self.env_action_space: spaces.Space[Any] = action_space
         self.env_names: list[str] = []
@@ -81,7 +77,6 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         # Keys are removed once a value is outside.
         self._obs_bounds = {key: _widened(space) for key, space in boxes.items()}
         self._steps_to_check = _STEPS_TO_CHECK
-        self.text_keys = tuple(key for key, space in obs_space.spaces.items() if is_text(space))
 
     def seeds_of(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
         """Return one seed per environment: seed + i, the given seeds, or None for all."""
@@ -123,6 +118,10 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """The attribute `name` of every environment; see `call`."""
         return self.call(name)
+
+    def render(self) -> tuple[Any, ...]:
+        """One frame per environment."""
+        return self._query("render", [()] * self.num_envs)
 
     def has_attr(self, name: str) -> tuple[bool, ...]:
         """Return for each environment whether it, or one of its wrappers, has the attribute."""

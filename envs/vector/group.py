@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ...data.errors import WrongValueError
-from ...data.spaces import ObsLayout, is_text, storage_dtype
+from ...data.spaces import ObsLayout
 from ..attributes import ATTRIBUTE_QUERIES
 from ..env_state import get_state, set_state, state_problem
 from ..errors import EnvError, close_all
@@ -37,6 +37,7 @@ _QUERIES: dict[str, Callable[..., Any]] = {
     "state_problem": state_problem,
     "get_state": get_state,
     "set_state": set_state,
+    "render": lambda env: copied(env.render()),
 }
 ColumnCheck = tuple[Callable[[np.ndarray], None], np.ndarray]
 
@@ -46,8 +47,7 @@ class StepBuffers:
     """All arrays of one vector step, each with a leading env axis N.
 
     obs, final_obs: per key [N, ...]; rewards (N,) float32; terminated, truncated (N,) bool; actions (N,)
-    int64 or (N, A) float32. Text observations are (N,) arrays of Python strings, which shared memory cannot
-    hold, so every process has its own.
+    int64 or (N, A) float32.
     """
 
     obs: dict[str, np.ndarray]
@@ -70,38 +70,28 @@ class StepBuffers:
         """Place the arrays in `memory`, a writable buffer of at least `num_bytes` bytes."""
         arrays, offset = [], 0
         for name, shape, dtype in _fields(obs_space, action_space, num_envs):
-            if np.dtype(dtype).hasobject:
-                arrays.append((name, np.full(shape, "", dtype)))
-            else:
-                arrays.append((name, np.ndarray(shape, dtype, buffer=memory, offset=offset)))
+            arrays.append((name, np.ndarray(shape, dtype, buffer=memory, offset=offset)))
             offset += _padded(shape, dtype)
         rest = dict(arrays[-4:])
         keys = len(obs_space.spaces)
         return cls(dict(arrays[:keys]), dict(arrays[keys : 2 * keys]), **rest)
 
-    @property
-    def text_columns(self) -> list[np.ndarray]:
-        """The (N,) arrays of text: those of `obs`, then those of `final_obs`."""
-        return [c for c in (*self.obs.values(), *self.final_obs.values()) if c.dtype == object]
-
     def rows(self, start: int, stop: int) -> StepBuffers:
         """Views of the rows start..stop of every array."""
-        part = slice(start, stop)
-        return StepBuffers(
-            {key: column[part] for key, column in self.obs.items()},
-            {key: column[part] for key, column in self.final_obs.items()},
-            self.rewards[part],
-            self.terminated[part],
-            self.truncated[part],
-            self.actions[part],
-        )
+
+        def part(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: column[start:stop] for key, column in value.items()}
+            return value[start:stop]
+
+        return StepBuffers(**{name: part(value) for name, value in vars(self).items()})
 
 
 def _fields(
     obs_space: spaces.Dict, action_space: spaces.Space[Any], num_envs: int
 ) -> list[tuple[str, tuple[int, ...], Any]]:
     obs: list[tuple[str, tuple[int, ...], Any]] = [
-        (key, (num_envs, *(leaf.shape or ())), storage_dtype(leaf)) for key, leaf in obs_space.spaces.items()
+        (key, (num_envs, *(leaf.shape or ())), leaf.dtype) for key, leaf in obs_space.spaces.items()
     ]
     action_dtype = np.float32 if isinstance(action_space, spaces.Box) else np.int64
     return [
@@ -115,8 +105,6 @@ def _fields(
 
 
 def _padded(shape: tuple[int, ...], dtype: Any) -> int:
-    if np.dtype(dtype).hasobject:
-        return 0
     size = math.prod(shape) * int(np.dtype(dtype).itemsize)
     return -(-size // ALIGN_BYTES) * ALIGN_BYTES
 
@@ -236,11 +224,6 @@ class EnvGroup:
             metrics[:] = merged(metrics, of_reset)
         return raw
 
-    @property
-    def text_columns(self) -> list[np.ndarray]:
-        """See `StepBuffers.text_columns`; here, one row per environment of the group."""
-        return self._buffers.text_columns
-
     def query(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Query each environment; `what` is a key of `_QUERIES`; each has its tuple of arguments."""
         answers = []
@@ -254,14 +237,6 @@ class EnvGroup:
 
     def _step_methods(self) -> list[Callable[[Any], Any]]:
         return [env.env.step for env in self.envs]
-
-    def render(self) -> list[Any]:
-        """One frame per environment."""
-        frames = []
-        for row, env in enumerate(self.envs):
-            self.failed_row = row
-            frames.append(copied(env.render()))
-        return frames
 
     def close(self) -> None:
         """Close every environment."""
@@ -338,8 +313,8 @@ def have_same_spaces(
 
 
 def _signature(space: Any) -> list[tuple[Any, ...]]:
-    """The part of a space that must agree: everything but the bounds of a Box and the words of a text."""
+    """The part of a space that must agree: everything but the bounds of a Box."""
     return [
-        (key, leaf.shape, leaf.dtype) if isinstance(leaf, spaces.Box) or is_text(leaf) else (key, leaf)
+        (key, leaf.shape, leaf.dtype) if isinstance(leaf, spaces.Box) else (key, leaf)
         for key, leaf in space.spaces.items()
     ]

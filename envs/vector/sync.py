@@ -9,7 +9,7 @@ import numpy as np
 
 from ..spec import EnvSpec, build_all
 from .base import SequenceVectorEnv, StepResult
-from .group import EnvGroup, StepBuffers, check_same_spaces
+from .group import EnvGroup, check_same_spaces
 
 
 class SyncVectorEnv(SequenceVectorEnv):
@@ -19,10 +19,7 @@ class SyncVectorEnv(SequenceVectorEnv):
         envs = build_all(specs)
         obs_space, action_space = envs[0].obs_layout.space, envs[0].action_map.policy_space
         check_same_spaces(envs, obs_space, action_space, first=0)
-        memory = bytearray(StepBuffers.num_bytes(obs_space, action_space, len(envs)))
-        super().__init__(
-            obs_space, action_space, StepBuffers.carve(memory, obs_space, action_space, len(envs))
-        )
+        super().__init__(obs_space, action_space, len(envs))
         self.env_observation_space, self.env_action_space = envs[0].raw_spaces
         self._group = EnvGroup(envs, self.buffers)
         self.env_names = self._group.env_names
@@ -44,10 +41,6 @@ class SyncVectorEnv(SequenceVectorEnv):
 
     def _query(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
         return tuple(self._group.query(what, arguments))
-
-    def render(self) -> tuple[Any, ...]:
-        """One frame per environment."""
-        return tuple(self._group.render())
 
     def close_extras(self, **_: Any) -> None:
         """Close every environment."""

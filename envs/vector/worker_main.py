@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-import numpy as np
 from gymnasium import spaces
 
 from ..errors import close_all
@@ -29,7 +28,7 @@ GRACE_S = 30
 """Seconds for which a worker continues after SIGTERM, unless its parent ends it earlier."""
 _GENERATORS = "generators"
 NOTHING_NEW = b""
-"""The answer to a step without ended episodes, metrics or changed text observations."""
+"""The answer to a step without ended episodes and metrics."""
 
 
 class Recipes(NamedTuple):
@@ -139,58 +138,36 @@ def _make(job: WorkerJob, made: list[SequenceEnv]) -> Recipes:
     return recipes
 
 
-class TextFeed:
-    """Text observations, which shared memory cannot hold: they are sent through the pipe when they change."""
-
-    def __init__(self, columns: list[np.ndarray]) -> None:
-        self._columns = columns
-        self._sent: list[list[str]] | None = None
-
-    def changed(self) -> list[list[str]] | None:
-        """The content of every column; None if it has not changed since the last call."""
-        if not self._columns:
-            return None
-        texts = [column.tolist() for column in self._columns]
-        if texts == self._sent:
-            return None
-        self._sent = texts
-        return texts
-
-
 def _serve(connection: Connection, group: EnvGroup) -> None:
-    feed = TextFeed(group.text_columns)
     while (message := connection.recv_bytes()) != CLOSE:
         doing = "step"
         try:
             if message == STEP:
-                answer = _step(group, feed)
+                answer = _step(group)
             else:
                 doing, argument = pickle.loads(message)
-                answer = _handle(group, feed, doing, argument)
+                answer = _handle(group, doing, argument)
         except BaseException as error:  # any exception of a user's environment must reach the parent
             connection.send(_failure(group.first_row + group.failed_row, doing, error))
             return
         connection.send_bytes(answer)
 
 
-def _step(group: EnvGroup, feed: TextFeed) -> bytes:
+def _step(group: EnvGroup) -> bytes:
     names = group.env_names
     has_ended, metrics = group.step()
-    texts = feed.changed()
-    if not has_ended and not metrics and texts is None:
+    if not has_ended and not metrics:
         return NOTHING_NEW
-    return pickle.dumps((has_ended, metrics, None if group.env_names is names else group.env_names, texts))
+    return pickle.dumps((has_ended, metrics, None if group.env_names is names else group.env_names))
 
 
-def _handle(group: EnvGroup, feed: TextFeed, command: str, argument: Any) -> bytes:
+def _handle(group: EnvGroup, command: str, argument: Any) -> bytes:
     if command == "reset":
         seeds, options = argument
         if seeds[0] is not None:
             seed_generators(seeds[0])
         metrics = group.reset(seeds, options)
-        return pickle.dumps((False, metrics, group.env_names, feed.changed()))
-    if command == "render":
-        return pickle.dumps(group.render())
+        return pickle.dumps((False, metrics, group.env_names))
     answers = group.query(command, argument)
     if command == "get_state":  # the first environment of a process also stores the generators that all share
         answers[0] = {**answers[0], _GENERATORS: generators_state()}

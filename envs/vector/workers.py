@@ -22,7 +22,7 @@ from typing import Any
 import gin
 import numpy as np
 
-from ...data.errors import check_choice
+from ...data.errors import check_choice, check_count
 from ..errors import EnvError, close_all
 from ..gin_values import ship
 from ..returned import Metrics
@@ -75,9 +75,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
         close_all([probe])
         mp: Any = multiprocessing.get_context(context)
         memory = mp.RawArray("b", StepBuffers.num_bytes(obs_space, action_space, len(specs)))
-        super().__init__(
-            obs_space, action_space, StepBuffers.carve(memory, obs_space, action_space, len(specs))
-        )
+        super().__init__(obs_space, action_space, len(specs), memory)
         self.env_observation_space, self.env_action_space = raw_spaces
         self._processes: list[Any] = []
         self._connections: list[Connection] = []
@@ -141,12 +139,6 @@ class AsyncVectorEnv(SequenceVectorEnv):
             self._send(worker, message)
         return tuple(answer for worker in range(len(self._bounds)) for answer in self._receive(worker))
 
-    def render(self) -> tuple[Any, ...]:
-        """One frame per environment."""
-        for worker in range(len(self._bounds)):
-            self._send(worker, pickle.dumps(("render", None)))
-        return tuple(frame for worker in range(len(self._bounds)) for frame in self._receive(worker))
-
     def close_extras(self, **_: Any) -> None:
         """Stop every worker: by a request first, then by force."""
         for connection in self._connections:
@@ -207,14 +199,11 @@ class AsyncVectorEnv(SequenceVectorEnv):
             answer = self._receive(worker)
             if answer is None:
                 continue
-            worker_ended, worker_metrics, worker_names, texts = answer
+            worker_ended, worker_metrics, worker_names = answer
             has_ended = has_ended or worker_ended
             metrics += [(start + row, name, value) for row, name, value in worker_metrics]
             if worker_names is not None:
                 names = [*names[:start], *worker_names, *names[stop:]]
-            if texts is not None:
-                for column, values in zip(self.buffers.text_columns, texts, strict=True):
-                    column[start:stop] = values
         self.env_names = names
         return has_ended, metrics
 
@@ -298,13 +287,9 @@ def num_usable_cores() -> int:
 
 
 def _count_workers(num_workers: int | None, num_envs: int, share: int) -> int:
+    check_count("AsyncVectorEnv.num_workers", num_workers, optional=True)
     if num_workers is None:
         num_workers = num_usable_cores()
-    if num_workers < 1:
-        raise ValueError(
-            f"AsyncVectorEnv.num_workers is {num_workers!r}, but must be None or a whole number of at least "
-            "1. Fix: leave it None, for one per CPU core."
-        )
     return min(-(-num_workers // share), num_envs)
 
 

@@ -71,13 +71,11 @@ class ArtifactStore(ABC):
 
     Attributes:
         needs_wandb: True for a store that uses `RunAccess.start_wandb`.
+        run: the run that the store serves; set before any method is called.
     """
 
     needs_wandb = False
-
-    def attach(self, run: RunAccess) -> None:
-        """Called once, before any other method, with the run that the store serves."""
-        return None
+    run: RunAccess
 
     def prepare(self) -> None:
         """Called on the main thread before each `put`, for work that other threads may not do."""
@@ -306,26 +304,18 @@ class WandbStore(ArtifactStore):
 
     needs_wandb = True
 
-    def __init__(self) -> None:
-        self._access: RunAccess | None = None
-
     def __repr__(self) -> str:
-        access = self._access
-        return f"WandbStore({access.wandb_entity}/{access.wandb_project})" if access else "WandbStore()"
-
-    def attach(self, run: RunAccess) -> None:
-        """Remember the run."""
-        self._access = run
+        return f"WandbStore({self.run.wandb_entity}/{self.run.wandb_project})"
 
     def prepare(self) -> None:
         """Start the run of W&B."""
-        self._run_access.start_wandb()
+        self.run.start_wandb()
 
     def put(
         self, name: str, files: Path, *, metadata: Mapping[str, Any], aliases: Sequence[str] = ()
     ) -> str | None:
         """Log the artifact to the run; online, wait until the server has it."""
-        run = self._run_access.start_wandb()
+        run = self.run.start_wandb()
         if getattr(run, "disabled", False):
             return None
         import wandb
@@ -396,22 +386,12 @@ class WandbStore(ArtifactStore):
             ) from error
 
     def _project_path(self, name: str) -> str:
-        access = self._run_access
-        parts = (access.wandb_entity, access.wandb_project or "uncategorized", name)
+        parts = (self.run.wandb_entity, self.run.wandb_project or "uncategorized", name)
         return "/".join(part for part in parts if part)
 
     @property
-    def _run_access(self) -> RunAccess:
-        if self._access is None:
-            raise ValueError(
-                "This WandbStore is not attached to a run. Fix: set Artifacts.store = @WandbStore, or call "
-                "attach(...) first."
-            )
-        return self._access
-
-    @property
     def _folder(self) -> Path:
-        return self._run_access.run_dir / "wandb_logs"
+        return self.run.run_dir / "wandb_logs"
 
 
 def _collection(name: str) -> str:

@@ -57,7 +57,7 @@ class Uploads:
         if store is not None and run is not None:
             self._run_name, self._folder = run.run_name, run.run_dir / "ckpts" / "artifacts_pending"
             self.store = store()
-            self.store.attach(run)
+            self.store.run = run
             remove_left_over(self._folder)
         self._facts = facts
         self._lock = threading.Lock()  # protects the waiting files

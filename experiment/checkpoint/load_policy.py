@@ -29,14 +29,14 @@ from torch.nn.parameter import is_lazy
 
 from ...agents import BaseAgent, RolloutHooks
 from ...data.errors import WrongValueError
-from ...envs import ActionCode, ActionMap, ObsLayout, is_text
+from ...envs import ActionCode, ActionMap, ObsLayout
 from ...nets import TrajEncoder, TstepEncoder
 from ..config import registry
 from ..config.reading import Binding, Reference, bindings_in, parse_statements, references_in, without_macros
 from ..config.registry import cleared_config
 from ..process.versions import version_of
-from .policy_file import POLICY_FORMAT, PolicyInfo, check_fit, fit_weights, read_json, read_policy
-from .recipes import called_name, from_json, name_of
+from .policy_file import PolicyInfo, check_fit, fit_weights, read_json, read_policy
+from .recipes import from_json, name_of
 from .spaces import EnvSpaces
 from .store import damage, find_files
 
@@ -91,8 +91,7 @@ class LoadedPolicy:
         self._layout, self._map = ObsLayout(env_spaces.observation), ActionMap(env_spaces.action)
         self._code = ActionCode(self._map.policy_space)
         self._width = 1 + self._code.width
-        keys = [leaf.key for leaf in self._layout.leaves if not is_text(leaf.space)]
-        self._hooks = RolloutHooks(agent, keys)
+        self._hooks = RolloutHooks(agent, [leaf.key for leaf in self._layout.leaves])
         self.reset()
 
     def reset(self, num_envs: int | None = None) -> None:
@@ -159,7 +158,12 @@ class LoadedPolicy:
                     "act(obs, rewards), or reset() before new episodes."
                 )
             rewards = np.zeros(self._num_envs)
-        self._rl2s[:, 0] = _finite(np.where(first, 0.0, self._row(rewards, "rewards")), "The reward")
+        self._rl2s[:, 0] = np.where(first, 0.0, self._row(rewards, "rewards"))
+        if not (is_finite := np.isfinite(self._rl2s[:, 0])).all():  # networks would silently act on it
+            raise ValueError(
+                f"The reward of environment {is_finite.argmin()} is NaN or infinite. Fix: correct the "
+                "environment, or reset it."
+            )
         self._time_idxs = self._time_idxs + 1  # also a new array
         self._rl2s[first] = 0.0
         self._time_idxs[first] = 0
@@ -175,13 +179,11 @@ class LoadedPolicy:
         return array
 
     def _flatten(self, obs: Any) -> dict[str, np.ndarray]:
-        """The observations in the form the agent uses, each (N, ...); texts are left out."""
+        """The observations in the form the agent uses, each (N, ...)."""
         flat = {}
         num_rows = None if self._is_single else self._num_envs
         try:
             for leaf, raw in zip(self._layout.leaves, self._layout.values(obs), strict=True):
-                if is_text(leaf.space):
-                    continue
                 value = np.array(leaf.convert(raw, num_rows), leaf.dtype, order="C", ndmin=1)
                 flat[leaf.key] = value.reshape(self._num_envs, *leaf.shape)
                 if leaf.has_checks:
@@ -194,17 +196,6 @@ class LoadedPolicy:
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
-
-
-def _finite(array: np.ndarray, what: str) -> np.ndarray:
-    """The array (N, ...) itself, if it has no NaN and infinities, on which networks would silently act."""
-    is_good = np.isfinite(array).reshape(len(array), -1).all(1)
-    if not is_good.all():
-        raise ValueError(
-            f"{what} of environment {is_good.argmin()} is NaN or infinite. Fix: correct the environment, or "
-            "reset it."
-        )
-    return array
 
 
 def load_policy(
@@ -246,11 +237,10 @@ def load_policy(
         file /= "model.safetensors"
     info, weights = read_policy(file)
     env_spaces = info.env_spaces()
-    if info.format != POLICY_FORMAT or env_spaces is None or info.types is None or info.max_seq_len is None:
+    if info.format is None or env_spaces is None or info.types is None or info.max_seq_len is None:
         raise ValueError(
-            f"{file} has policy format {info.format} (written by Loxodon {info.loxodon}), but this Loxodon "
-            f"({version_of('loxodon')}) builds policies of format {POLICY_FORMAT}. Fix: use the version "
-            "that wrote it, or build the experiment and call load_checkpoint_from_path."
+            f"{file} does not describe the agent that its weights are for. Fix: use a file that Loxodon "
+            "wrote, or build the experiment and call load_checkpoint_from_path."
         )
     if not 0 < info.max_seq_len <= _MOST_TIMESTEPS:
         raise ValueError(
@@ -402,7 +392,7 @@ def _bind(info: PolicyInfo, trust: Sequence[str], given: Mapping[str, Callable[.
 
     given: types that replace those of the file.
 
-    Raises: ValueError or TypeError for a setting that a file may not have; ImportError as in find_type.
+    Raises: ValueError or TypeError for a setting that a file may not have; ImportError as in find_part.
     """
     if unknown := given.keys() - _BASES.keys():
         raise ValueError(
@@ -501,34 +491,34 @@ def _is_part(found: registry.Configurable, trust: Sequence[str]) -> bool:
 def _read_type(value: Any, base: type, trust: Sequence[str]) -> Any:
     """A type as written by `type_to_json`: a class derived from `base`, or a partial of one.
 
-    Raises: ImportError and TypeError as in find_type; ValueError for a type that a file may not ask for.
+    Raises: ImportError and ValueError as in find_part; TypeError for a class that is not derived from `base`.
     """
-    if (name := called_name(value)) is None:
-        raise ValueError(
-            "its header has a type that Loxodon never writes. Fix: use a file that Loxodon wrote."
-        )
-    if isinstance(value, str):
-        return find_type(name, base, trust)
-
-    def find(named: str) -> Any:
-        return find_type(name, base, trust) if named == name else find_part(named, trust)
-
     try:
-        return from_json(value, find)
+        found = from_json({"name": value} if isinstance(value, str) else value, lambda n: find_part(n, trust))
     except RecursionError:
         raise ValueError("its header nests types too deeply. Fix: use a file that Loxodon wrote.") from None
+    called = found
+    while isinstance(called, functools.partial):
+        called = called.func
+    if not (isinstance(called, FunctionType) and is_trusted(called.__module__, trust)):
+        check_base(called, base)
+    return found
 
 
 def find_part(name: str, trust: Sequence[str]) -> Any:
-    """A class or function that a file passes to an agent or encoder as an argument.
+    """A class or function that a file names, as written by `type_to_json`.
+
+    Only modules that `trust` names are imported, and nothing is run: the class is looked up in loaded
+    modules, without asking a module or class for attributes, which could be computed.
 
     Raises: ImportError if it is not found; ValueError if it is not a network and its module may not be used.
     """
-    found = _look_up(name, trust, type | FunctionType)
+    found = _look_up(name, trust)
     module = name.partition(":")[0]
-    is_own = isinstance(found, type | FunctionType) and name_of(found) == name
     is_network = isinstance(found, type) and issubclass(found, nn.Module)
-    if is_own and (is_network or is_trusted(module, ("loxodon.agents", "loxodon.nets", *trust))):
+    if name_of(found) == name and (
+        is_network or is_trusted(module, ("loxodon.agents", "loxodon.nets", *trust))
+    ):
         return found
     raise ValueError(
         f"it gives {name!r} to an agent, but a policy file may only name networks and objects defined in "
@@ -537,22 +527,7 @@ def find_part(name: str, trust: Sequence[str]) -> Any:
     )
 
 
-def find_type(name: str, base: type, trust: Sequence[str] = ()) -> Any:
-    """The class that a file names, as written by `type_to_json`; in a module of `trust`, also a function.
-
-    Only modules that `trust` names are imported, and nothing is run: the class is looked up in loaded
-    modules, without asking a module or class for attributes, which could be computed.
-
-    Raises: ImportError if the class is not found; TypeError if it is not derived from `base`.
-    """
-    found = _look_up(name, trust, type | FunctionType if is_trusted(name.partition(":")[0], trust) else type)
-    if isinstance(found, FunctionType) and is_trusted(found.__module__, trust):
-        return found
-    check_base(found, base)
-    return found
-
-
-def _look_up(name: str, trust: Sequence[str], kinds: Any) -> Any:
+def _look_up(name: str, trust: Sequence[str]) -> type | FunctionType:
     module, _, path = name.partition(":")
     problem = "which is not imported here, and a policy file may not import modules"
     if is_trusted(module, trust):
@@ -565,7 +540,7 @@ def _look_up(name: str, trust: Sequence[str], kinds: Any) -> Any:
         problem = "which has no such class"
         for part in path.split("."):
             found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
-    if not isinstance(found, kinds):
+    if not isinstance(found, type | FunctionType):
         raise ImportError(
             f"The policy needs {path!r} of the module {module!r}, {problem}. Fix: import the module that "
             f"defines it before load_policy, or, if you trust it, pass trust=({module!r},)."

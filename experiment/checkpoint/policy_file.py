@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ...data.errors import visible
+from ...data.errors import FormatError, visible
 from ..process.files import atomic_write, parse_json
+from ..process.versions import version_of
 from .spaces import EnvSpaces
 
 POLICY_FORMAT = 3  # increased when weights would no longer fit, or mean something else
 _SHOWN = 5
-
-logger = logging.getLogger("loxodon")
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def write_policy(path: Path, tensors: dict[str, Tensor], header: dict[str, str])
 
 
 def read_info(path: Path) -> PolicyInfo:
-    """Header of a policy file. Raises: FileNotFoundError; ValueError if it is not a policy file."""
+    """Header of a policy file. Raises: FileNotFoundError; ValueError if it is not one of this format."""
     with _opened(path) as (_, info):
         return info
 
@@ -105,7 +103,7 @@ def read_info(path: Path) -> PolicyInfo:
 def read_policy(path: Path) -> tuple[PolicyInfo, dict[str, Tensor]]:
     """Header and weights of one and the same file, even if it is being replaced meanwhile.
 
-    Raises: FileNotFoundError; ValueError if it is not a policy file. Nothing is ever unpickled.
+    Raises: FileNotFoundError; ValueError if it is not one of this format. Nothing is ever unpickled.
     """
     try:
         with _opened(path) as (file, info):
@@ -118,22 +116,8 @@ def read_policy(path: Path) -> tuple[PolicyInfo, dict[str, Tensor]]:
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Load a safetensors file into the model. Raises: FileNotFoundError; ValueError as in check_fit."""
-    info, weights = read_policy(path)
+    _, weights = read_policy(path)
     fit_weights(model, weights, path)
-    warn_of_format(info, path)
-
-
-def warn_of_format(info: PolicyInfo, path: Path) -> None:
-    """Log a warning if weights of this file have another meaning in this version of Loxodon."""
-    if info.format not in (None, POLICY_FORMAT):
-        logger.warning(
-            "The weights in %s have the policy format %s, not %s: they fit, but may act differently (see "
-            "CHANGELOG.md). Fix: continue training from them, or use the version of Loxodon that wrote "
-            "them.",
-            path,
-            info.format,
-            POLICY_FORMAT,
-        )
 
 
 def fit_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
@@ -206,30 +190,30 @@ def _by_module(names: Iterable[str]) -> str:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, PolicyInfo]]:
-    """The file as safetensors opens it, and its header; every fault of its form is one error."""
+    """The file as safetensors opens it, and its header; every fault of its form is one error.
+
+    A file without a format, by another program, may hold fitting weights.
+    """
     try:
         with safe_open(path, framework="pt") as file:
-            yield file, _info(file.metadata() or {})
-    except (SafetensorError, ValueError) as error:
+            info = _info(file.metadata() or {})
+            if info.format not in (None, POLICY_FORMAT):
+                raise FormatError(
+                    f"its policy format is {info.format}, by Loxodon {info.loxodon}; this is Loxodon "
+                    f"{version_of('loxodon')}, which reads format {POLICY_FORMAT}"
+                )
+            yield file, info
+    except (SafetensorError, FormatError, ValueError) as error:
         raise ValueError(
-            f"{path} is not a readable safetensors file ({error}). Fix: delete it or use another one."
+            f"{path} is not a readable safetensors file ({error}). Fix: use another file, or the version of "
+            "Loxodon that wrote it."
         ) from error
 
 
 def _info(header: Mapping[str, str]) -> PolicyInfo:
-    def number(name: str, kind: Any) -> Any:
-        return kind(header[name]) if name in header else None
-
-    return PolicyInfo(
-        version=number("version", int) or 0,
-        epoch=number("epoch", int) or 0,
-        is_final=header.get("is_final") == "1",
-        published_s=number("published_s", float),
-        format=number("loxodon_format", int),
-        loxodon=None if "loxodon" not in header else visible(header["loxodon"]),
-        spaces=header.get("spaces"),
-        gin=header.get("gin"),
-        types=header.get("types"),
-        max_seq_len=number("max_seq_len", int),
-        env_steps=number("env_steps", int),
-    )
+    texts = {**header, "format": header.get("loxodon_format"), "loxodon": visible(header.get("loxodon", ""))}
+    kinds: dict[str, Any] = {"published_s": float, "is_final": lambda text: text == "1"}
+    kinds |= dict.fromkeys(("version", "epoch", "format", "max_seq_len", "env_steps"), int)
+    known = {one.name: texts.get(one.name) for one in fields(PolicyInfo)}
+    found = {name: kinds.get(name, str)(text) for name, text in known.items() if text}
+    return PolicyInfo(**{"version": 0, "epoch": 0, "is_final": False, **found})

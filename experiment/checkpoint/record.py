@@ -10,7 +10,6 @@ import time
 import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import gin
@@ -20,7 +19,6 @@ from ...envs.gin_values import inside_gin
 from ..config import registry
 from ..config.reading import bindings_in, import_path
 from ..process.versions import PACKAGES, git_commit, hardware, version_of
-from .policy_file import POLICY_FORMAT, PolicyInfo
 from .recipes import to_json
 from .spaces import EnvSpaces, check_spaces
 
@@ -120,7 +118,7 @@ def type_to_json(thing: Any) -> Any:
 def check_checkpoint(saved: Mapping[str, Any], own: RunRecord, where: str) -> None:
     """Compare a checkpoint's metadata with this run, before anything is loaded.
 
-    Logs one warning for versions and one for settings that differ. A checkpoint without metadata passes.
+    Logs a warning with the versions and settings that differ. A checkpoint without metadata passes.
 
     Args:
         saved: the metadata.
@@ -131,44 +129,33 @@ def check_checkpoint(saved: Mapping[str, Any], own: RunRecord, where: str) -> No
     """
     if "packages" not in saved:
         return
-    beginning = where[0].upper() + where[1:]
     check_spaces(
         EnvSpaces.from_json(saved["spaces"]),
         own.spaces,
-        what=beginning,
+        what=where[0].upper() + where[1:],
         fix="resume with the environment it was trained in, or choose another run_name for a new run.",
     )
-    if versions := _version_differences(saved, vars(own)):
-        logger.warning(
-            "%s was written with other versions: %s. Fix: if the run behaves differently, install those "
-            "versions.",
-            beginning,
-            ", ".join(versions),
-        )
-    if lines := config_differences(saved["config_requested"], own.config_requested):
+    if lines := differences(saved, vars(own)):
         more = [f"and {len(lines) - _SHOWN_LINES} more"] if len(lines) > _SHOWN_LINES else []
         shown = "\n  ".join([*lines[:_SHOWN_LINES], *more])
-        logger.warning("Settings differ from those of %s (- checkpoint, + this run):\n  %s", where, shown)
+        logger.warning(
+            "Versions or settings differ from those of %s (- checkpoint, + this run):\n  %s", where, shown
+        )
 
 
-def _version_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
-    old, new = ({**record["packages"], "python": record.get("python")} for record in (saved, own))
-    return [
-        visible(f"{name} {old.get(name)} (here {new.get(name)})")
-        for name in _COMPARED
-        if old.get(name) != new.get(name)
-    ]
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Versions and lines of the requested gin text that only one of two records has, as `-old` and `+new`."""
 
-
-def config_differences(old: str, new: str) -> list[str]:
-    """Lines of two gin texts that only one of them has, as `-old` and `+new`."""
-
-    def compared(text: str) -> list[str]:
+    def compared(record: Mapping[str, Any]) -> list[str]:
+        packages = {**record["packages"], "python": record.get("python")}
         ignored = ("#", "Experiment.seed = ")  # a resumed run keeps its own seed
-        return [line for line in text.splitlines() if line and not line.startswith(ignored)]
+        settings = [line for line in record["config_requested"].splitlines() if line]
+        versions = [f"{name} {packages.get(name)}" for name in _COMPARED]
+        return [*versions, *(line for line in settings if not line.startswith(ignored))]
 
     lines = list(difflib.unified_diff(compared(old), compared(new), n=0, lineterm=""))
-    return [line for line in lines[2:] if not line.startswith("@@")]  # the first two name the texts
+    # The first two lines name the texts.
+    return [visible(line) for line in lines[2:] if not line.startswith("@@")]
 
 
 def bindings_of(text: str) -> dict[str, str]:
@@ -184,37 +171,3 @@ def bindings_of(text: str) -> dict[str, str]:
         named = replace(one, selector=matches[0].name) if len(matches) == 1 else one
         found[named.key] = repr(named.value)
     return found
-
-
-def check_policy(info: PolicyInfo, path: Path, own: EnvSpaces, *, warns: bool) -> None:
-    """Refuse a published policy of another format or for another environment.
-
-    Args:
-        info: header of the policy.
-        path: file of the policy.
-        own: spaces of this run.
-        warns: whether to warn about another version of Loxodon.
-
-    Raises: ValueError naming each difference.
-    """
-    here = version_of("loxodon")
-    if info.format is not None and info.format != POLICY_FORMAT:
-        raise ValueError(
-            f"The policy in {path} has format {info.format}, written by Loxodon {info.loxodon}; this process "
-            f"has Loxodon {here}, which reads format {POLICY_FORMAT}. Fix: install the same version of "
-            "Loxodon for learner and actors."
-        )
-    check_spaces(
-        info.env_spaces(),
-        own,
-        what=f"The policy in {path}",
-        fix="start actors and learner with the same config, or another run_name.",
-    )
-    if warns and info.loxodon is not None and info.loxodon != here:
-        logger.warning(
-            "The policy in %s was written by Loxodon %s, but this process has %s. Fix: install the same "
-            "version for learner and actors.",
-            path,
-            info.loxodon,
-            here,
-        )

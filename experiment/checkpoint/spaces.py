@@ -12,9 +12,8 @@ from gymnasium import Space, spaces
 
 from ...data.errors import FormatError, visible
 from ...data.spaces import PolicyActionSpace
-from ...envs import ActionMap, ObsLayout, Tokens, is_text
+from ...envs import ActionMap, ObsLayout, Tokens
 
-_LONGEST_TEXT = 2**16
 # Limit for an observation and an action together; a Box keeps two bounds for each number.
 _MAX_NUMBERS = 2**26
 # Errors for values that do not describe a space; the AssertionErrors are from gymnasium.
@@ -62,17 +61,15 @@ class EnvSpaces:
 
 
 def space_to_json(space: Space[Any]) -> dict[str, Any]:
-    """JSON value of a Box, Discrete, MultiDiscrete, MultiBinary, Text, or a Dict or Tuple of these.
+    """JSON value of a Box, Discrete, MultiDiscrete, MultiBinary, Tokens, or a Dict or Tuple of these.
 
     Raises: TypeError for other spaces.
     """
     for kind, encode in _ENCODERS.items():
         if isinstance(space, kind):
             return {"type": kind.__name__, **encode(space)}
-    if is_text(space):  # not a spaces.Text, but still strings, such as MiniGrid's missions
-        return {"type": "Text", "min_length": 0, "max_length": _LONGEST_TEXT, "charset": ""}
     raise TypeError(
-        f"The space {space} has no JSON form; allowed are Box, Discrete, MultiDiscrete, MultiBinary, Text, "
+        f"The space {space} has no JSON form; allowed are Box, Discrete, MultiDiscrete, MultiBinary, Tokens, "
         "Dict and Tuple. Fix: wrap the environment so that it uses these."
     )
 
@@ -94,11 +91,6 @@ _ENCODERS: dict[type, Any] = {
         "dtype": np.dtype(s.dtype).name,
     },
     spaces.MultiBinary: lambda s: {"n": s.n if isinstance(s.n, int) else list(s.shape)},
-    spaces.Text: lambda s: {
-        "min_length": int(s.min_length),
-        "max_length": int(s.max_length),
-        "charset": "".join(sorted(s.character_set)),
-    },
 }
 
 
@@ -136,14 +128,8 @@ def _box(value: dict[str, Any]) -> Space[Any]:
     return spaces.Box(low, high, shape, dtype.type)
 
 
-def _text(value: dict[str, Any]) -> Space[Any]:
-    letters = {"charset": value["charset"]} if value["charset"] else {}
-    return spaces.Text(value["max_length"], min_length=value["min_length"], **letters)
-
-
 _DECODERS: dict[str, Callable[[dict[str, Any]], Space[Any]]] = {
     "Box": _box,
-    "Text": _text,
     "Tokens": lambda v: Tokens(list(map(str, v["words"])), v["max_tokens"]),
     "Dict": lambda v: spaces.Dict({key: space_from_json(child) for key, child in v["spaces"]}),
     "Tuple": lambda v: spaces.Tuple([space_from_json(child) for child in v["spaces"]]),
@@ -202,6 +188,4 @@ def space_differences(saved: EnvSpaces, own: EnvSpaces) -> list[str]:
 
 
 def _signature(space: Space[Any]) -> Any:
-    if is_text(space):
-        return "text"
     return (space.shape, space.dtype) if isinstance(space, spaces.Box) else space

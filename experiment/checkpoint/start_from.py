@@ -17,7 +17,7 @@ from ..callbacks import Callback
 from ..contracts import Run, RunContext
 from ..process.distributed import from_main
 from ..process.files import check_tree
-from .policy_file import load_what_fits, read_policy, warn_of_format
+from .policy_file import load_what_fits, read_policy
 from .spaces import check_spaces
 from .store import TrainingState, find_files
 
@@ -141,5 +141,4 @@ class WarmStart(Callback):
             )
             line = load_what_fits(run.policy, weights, str(path))
             run.policy.on_checkpoint_loaded(is_resume=False)
-            warn_of_format(info, path)
         logger.info("Warm start from %s: %s.", self.source, line)

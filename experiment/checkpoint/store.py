@@ -36,10 +36,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ...data.errors import FormatError, visible
+from ...data.errors import FormatError, check_number, visible
 from ..artifacts.stores import CONTENT, POLICY, STATE
 from ..process.files import fsync, json_object, parse_json, remove_left_over, write_text
-from ..process.ranges import check_number
 from .policy_file import PolicyInfo, plain_tensors, policy_header, write_policy
 
 FORMAT_VERSION = 8  # version of training states

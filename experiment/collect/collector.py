@@ -16,7 +16,7 @@ import torch
 
 from ...agents import BaseAgent, RolloutHooks
 from ...data.sink import Arrays, Sink
-from ...envs import ActionCode, ExplorationWrapper, Histories, is_text
+from ...envs import ActionCode, ExplorationWrapper, Histories
 
 logger = logging.getLogger("loxodon")
 _STEP_STAGES = ("policy", "env", "store")
@@ -210,9 +210,7 @@ class Collector:
         envs = self.groups[0].envs
         self._is_async = hasattr(envs, "step_async")
         self.action_code = ActionCode(envs.single_action_space)
-        # Neither tensors nor files of plain arrays can hold texts.
-        self._keys = [key for key, part in envs.single_observation_space.spaces.items() if not is_text(part)]
-        self.hooks = RolloutHooks(agent, self._keys)
+        self.hooks = RolloutHooks(agent, list(envs.single_observation_space.spaces))
         if save_env_state and (problem := self._storage_problem()) is not None:
             raise ValueError(
                 f"{problem}, which Collector.save_env_state needs. Fix: {_HOW_TO_OFFER_STATE}, or set "
@@ -234,7 +232,7 @@ class Collector:
             group.histories.returns.restart()
             group.state = None  # after a failed reset, a checkpoint has nothing to resume from
             obs, _ = group.envs.reset(seed=own_seed)
-            obs = self._with_info(self._numbers(obs), None, np.ones(group.num_envs, dtype=bool))
+            obs = self._with_info(obs, None, np.ones(group.num_envs, dtype=bool))
             group.state = RolloutState(
                 obs=obs,
                 rl2s=np.zeros((group.num_envs, 1 + self.action_code.width), dtype=np.float32),
@@ -384,7 +382,7 @@ class Collector:
         if self.hooks.ends_episodes and quota is None:
             terminated, truncated = self._end_episodes(group, obs, rewards, terminated, truncated, infos)
         env_s = self.timer.lap("env", start_s)
-        obs, ended, ignored = self._numbers(obs), terminated | truncated, infos.get("_ignore")
+        ended, ignored = terminated | truncated, infos.get("_ignore")
         fresh, before = ended if ignored is None else ended | ignored, state.obs
         full = self._with_info(obs, before, fresh)
         _count(group.histories, rewards, ended, ignored, state.env_names, infos, quota)
@@ -439,7 +437,7 @@ class Collector:
         """Let the agent end episodes: those envs are reset, and `infos` then says so; returns the flags."""
         ended, over = terminated | truncated, infos.get("_ignore")
         following = _true_next_obs(obs, infos, ended) if "final_obs" in infos else obs
-        flags = self.hooks.flags(self.agent, self._numbers(following), rewards, terminated, truncated)
+        flags = self.hooks.flags(self.agent, following, rewards, terminated, truncated)
         more = (flags[0] | flags[1]) & ~ended
         if over is not None:  # an env that was reset took no step
             more &= ~over
@@ -454,10 +452,6 @@ class Collector:
         if not self.hooks.adds_to_obs:
             return obs
         return {**obs, **self.hooks.info(self.agent, obs, before, is_first)}
-
-    def _numbers(self, obs: Arrays) -> Arrays:
-        """The observations without texts."""
-        return obs if len(obs) == len(self._keys) else {key: obs[key] for key in self._keys}
 
     def _rl2s(self, rewards: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """Rewards, then actions (discrete ones as one-hot), (N, 1+A) float32."""

@@ -451,8 +451,8 @@ def check_unused(bindings: Sequence[Binding], root: Node) -> str:
     """Find settings of the user that gin has not read by now, when everything is built.
 
     The following are not mistakes: targets of references and defaults of anything that was built, as they may
-    be constructed later; settings of parts that a later source replaced; and the settings of presets, which
-    are for any task and any parts.
+    be constructed later; settings of parts that a later source replaced; the settings of presets, which are
+    for any task and any parts; and values that are the default anyway.
 
     Returns: settings of the user's functions, which code may call while training; "" without any.
 
@@ -470,7 +470,7 @@ def check_unused(bindings: Sequence[Binding], root: Node) -> str:
         is_given = bool(calls) and target.is_class
         if any(binding.param in params for params in calls) or (is_seen(binding, reached) and not is_given):
             continue
-        if is_in_preset(binding) or binding in replaced:
+        if is_in_preset(binding) or binding in replaced or _is_default(binding, target):
             continue
         if is_given:
             problems.append(
@@ -487,6 +487,10 @@ def check_unused(bindings: Sequence[Binding], root: Node) -> str:
             )
     raise_if_any(problems)
     return "\n".join(notes)
+
+
+def _is_default(binding: Binding, target: Configurable) -> bool:
+    return binding.param in target.params and bool(binding.value == target.params[binding.param].default)
 
 
 def is_in_preset(binding: Binding) -> bool:

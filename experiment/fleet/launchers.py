@@ -9,7 +9,6 @@ ends with its Ray task, the task with the pool process, and the pool process wit
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import signal
@@ -27,6 +26,7 @@ from ..config import ConfigError
 from ..contracts import RunContext
 from ..process.exits import CONFIG_ERROR
 from ..process.signals import StopRequest
+from ..process.versions import import_extra
 from .actors import ActorSpec, actor_environment, library_program, supervise
 from .heartbeat import read_heartbeats
 from .shared_folder import TOKEN_VARIABLE, check_folder, write_token
@@ -34,21 +34,6 @@ from .supervisor import GRACE_S, ActorSupervisor, exit_with_parent
 
 _SLURM_PROGRAM = "python -m loxodon.tools.launch --backend slurm"
 _POLL_S = 0.25
-
-
-def import_extra(package: str, extra: str) -> Any:
-    """Import a package that only one command needs.
-
-    Raises: ImportError with the line that installs it.
-    """
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        raise ImportError(
-            f"This command needs {package}, which is not installed. Fix: pip install 'loxodon[{extra}]'."
-        ) from None
 
 
 def connect_ray(address: str) -> Any:
@@ -59,7 +44,7 @@ def connect_ray(address: str) -> Any:
     # These variables are read when Ray is imported or a local cluster begins. Lines of several actors must
     # not be merged as repetitions.
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0")
-    ray = import_extra("ray", "ray")
+    ray = import_extra("ray", "loxodon[ray]")
     try:
         ray.init(address=address, include_dashboard=False if address == "local" else None)
     except ConnectionError as error:
@@ -163,7 +148,7 @@ def submit(
 
     Raises: ImportError if submitit is not installed.
     """
-    executor = import_extra("submitit", "slurm").AutoExecutor(
+    executor = import_extra("submitit", "loxodon[slurm]").AutoExecutor(
         folder=run_dir / "logs" / "slurm" / "%j", cluster=cluster
     )
     executor.update_parameters(**{"slurm_signal_delay_s": 90, **common})

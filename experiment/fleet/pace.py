@@ -30,9 +30,9 @@ from typing import Any
 
 import gin
 
+from ...data.errors import check_number
 from ..contracts import NO_DATA, RunContext
 from ..process.distributed import from_main
-from ..process.ranges import check_number
 from .heartbeat import Heartbeat, Pace, newest_learner, read_heartbeats, read_pace
 from .shared_folder import SHARED, location_of
 

@@ -26,7 +26,6 @@ from ..process.exits import CONFIG_ERROR
 PARENT = "LOXODON_PARENT"  # environment variable: id of the process with which an actor ends
 GRACE_S = 10.0  # seconds between SIGTERM and SIGKILL
 _PARENT_POLL_S = 0.5
-_KEPT_LOGS = 5  # number of earlier logs per actor
 _TAIL_LINES = 15
 # Held while a process is started, so that other threads do not fork meanwhile: a copy of this process made at
 # that time, such as an environment worker, would keep open the pipe on which Popen waits.
@@ -77,8 +76,7 @@ class ActorSupervisor:
         command: program and arguments, the same for every actor.
         num_actors: number of actors.
         first_index: number of the first one. name: name of the actors in logs and lines.
-        log_folder: gets `<name>_<i>.log`; logs of earlier runs are kept as `<name>_<i>.1.log` (the newest) to
-            `<name>_<i>.5.log`.
+        log_folder: gets `<name>_<i>.log`, to which every start of an actor appends.
         environment: environment variables of the actors.
         say: prints a line.
         should_stop: polled; once it is True, the actors are terminated.
@@ -109,8 +107,6 @@ class ActorSupervisor:
             _Actor(i, self.log_folder / f"{self.name}_{i}.log")
             for i in range(self.first_index, self.first_index + self.num_actors)
         ]
-        for actor in self._actors:
-            _rotate_logs(actor.log)
         self._terminated_s: float | None = None
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="actor-supervisor", daemon=True)
@@ -258,14 +254,6 @@ def _describe(status: int) -> str:
         return f"ended with exit status {status}"
     name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
     return f"was killed by {name}"
-
-
-def _rotate_logs(path: Path) -> None:
-    """Rename actor_0.log to actor_0.1.log, that to actor_0.2.log, and so on; the oldest is deleted."""
-    names = [path, *(path.with_suffix(f".{i}.log") for i in range(1, _KEPT_LOGS + 1))]
-    for older, newer in reversed(list(zip(names[1:], names, strict=False))):
-        if newer.exists():
-            os.replace(newer, older)  # noqa: PTH105 - overwrites
 
 
 def _tail(log: Path) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -338,26 +338,12 @@ class Learner:
             return self._shares([batch.mask.sum().expand(num_terms) for batch in batches])
         if len(batches) == 1:
             return None
-        with self._without_side_effects():
-            sizes = [self._mask_sizes(batch, self.compute_loss(batch, log_step=False)) for batch in batches]
-        return self._shares(sizes)
-
-    @contextlib.contextmanager
-    def _without_side_effects(self) -> Iterator[None]:
-        """Compute losses without gradients, and leave random generators and statistics as they were."""
         buffers = [buffer.clone() for buffer in self.agent.buffers()]
         with torch.no_grad(), isolated_rng(None):
-            yield
+            sizes = [self._mask_sizes(batch, self.compute_loss(batch, log_step=False)) for batch in batches]
             for buffer, before in zip(self.agent.buffers(), buffers, strict=True):
                 buffer.copy_(before)
-
-    def check_extra_losses(self, batch: AnyBatch) -> None:
-        """Raise ValueError, before anything is collected, unless each extra loss has a weight and vice versa.
-
-        batch: any batch for which the losses can be computed.
-        """
-        with self._without_side_effects():
-            self.weighed(self.compute_loss(batch.to(self.accelerator.device), log_step=False))
+        return self._shares(sizes)
 
     def _shares(self, sizes: Sequence[Tensor]) -> Tensor:
         """Shares (K, T) float32 from the mask sizes (T,) of K micro-batches, counting those of all processes.

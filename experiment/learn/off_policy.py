@@ -8,12 +8,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ...data import Batch, BatchLoader, RLDataset
-from ...data.trajectory import Layout
+from ...data import BatchLoader, RLDataset
 from ..contracts import NO_DATA, RunContext, Trainer
 from ..fleet import ReplayRatio
 from ..process.distributed import StopWatch, merge_metrics
@@ -25,21 +23,6 @@ _REMIND_S = 30.0
 _IDLE_EPOCHS_BEFORE_WARNING = 2  # idle epochs before a warning about the likely cause
 _SHOW_LOSS_EVERY_S = 0.3
 _LOSSES = ("loss", "actor_loss", "critic_loss")
-
-
-def blank_batch(layout: Layout) -> Batch:
-    """A batch of one transition, all zeros."""
-    obs = {key: np.zeros((1, 2, *shape), dtype) for key, (shape, dtype) in layout.obs.items()}
-    width = layout.action_width
-    return Batch(
-        obs={key: torch.from_numpy(x) for key, x in obs.items()},
-        rl2s=torch.zeros(1, 2, 1 + width),
-        time_idxs=torch.zeros(1, 2, 1, dtype=torch.int64),
-        actions=torch.zeros(1, 1, width),
-        rews=torch.zeros(1, 1, 1),
-        dones=torch.zeros(1, 1, 1, dtype=torch.bool),
-        mask=torch.ones(1, 1, 1, dtype=torch.bool),
-    )
 
 
 class OffPolicyTrainer(Trainer):
@@ -191,18 +174,3 @@ class OffPolicyTrainer(Trainer):
         known = known[known >= 0].double()
         newest = self.ctx.progress.policy_version
         return {"train/policy_lag": newest - float(known.mean())} if len(known) else {}
-
-    def try_once(self) -> list[str]:
-        """The losses of one batch, if there is one."""
-        self.dataset.refresh()
-        if not self.dataset.ready_for_training:
-            return ["       batch  not tried, because the dataset is not ready for training"]
-        batch = next(iter(self.loader.epoch(0, 1))).to(self.ctx.accelerator.device)
-        with torch.no_grad():
-            losses = self.learner.compute_loss(batch, log_step=False)
-        loss = float(self.learner.weighed(losses)["Loss"])
-        shapes = ", ".join(f"{name} {tuple(obs.shape)}" for name, obs in batch.obs.items())
-        return [
-            f"       batch  {shapes}, actions {tuple(batch.actions.shape)}, mask {tuple(batch.mask.shape)}",
-            f"        loss  {loss:.4g} with untrained weights",
-        ]

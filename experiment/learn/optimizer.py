@@ -10,7 +10,7 @@ import gin
 import torch
 from torch import nn
 
-from ..process.ranges import check_number
+from ...data.errors import check_number
 
 
 def is_under(name: str, prefix: str) -> bool:

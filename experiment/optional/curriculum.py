@@ -7,9 +7,9 @@ from typing import Any
 
 import gin
 
+from ...data.errors import check_number
 from ..callbacks import Callback
 from ..contracts import Run
-from ..process.ranges import check_number
 
 
 @gin.configurable

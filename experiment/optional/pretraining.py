@@ -12,6 +12,7 @@ import gin
 
 from ...agents import Demonstrations, OnPolicyAgent
 from ...data import BatchLoader, RLDataset
+from ...data.errors import check_number
 from ..callbacks import Callback
 from ..checkpoint.policy_file import plain_tensors
 from ..collect.build import layout_of
@@ -19,7 +20,6 @@ from ..contracts import Run
 from ..learn.learner import Learner, log_figures, masked_losses
 from ..ppo import PPOLearner
 from ..process.distributed import StopWatch, merge_metrics
-from ..process.ranges import check_number
 from ..process.rng import derive_seed, isolated_rng
 from ..settings import Settings
 

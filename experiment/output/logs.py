@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from ..process.exits import close_each
+from ..process.versions import import_extra
 
 logger = logging.getLogger("loxodon")
 _WANDB_AXES = ("epoch", "env_steps", "gradient_steps")
@@ -60,11 +61,8 @@ class MetricLogger:
         wandb_metrics: bool = True,
     ) -> None:
         self.run_dir, self.path = run_dir, run_dir / "logs" / file_name
-        if wandb is not None and importlib.util.find_spec("wandb") is None:
-            raise ImportError(
-                "Weights & Biases needs the package wandb, which is not installed. Fix: pip install "
-                "'loxodon[wandb]', or set Experiment.log_to_wandb = False and use no WandbStore."
-            )
+        if wandb is not None:
+            import_extra("wandb", "loxodon[wandb]")
         self._wants_tensorboard = tensorboard and has_tensorboard
         self._wandb_arguments, self._sends_figures = wandb, wandb is not None and wandb_metrics
         self._wandb_id: str | None = None  # kept even by a process that does not use it

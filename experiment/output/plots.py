@@ -12,6 +12,7 @@ import numpy as np
 
 from ...data.errors import visible
 from ..process.files import parse_json
+from ..process.versions import import_extra
 
 logger = logging.getLogger("loxodon")
 ENV_STEPS, UPDATES, WALL = "env_steps", "gradient_steps", "wall_s"
@@ -149,14 +150,11 @@ def draw(panels: Sequence[Panel], target: Any, *, title: str = "", dpi: int = 11
 
     Raises: ImportError without matplotlib.
     """
-    try:  # object interface: pyplot would keep global state and may need a screen
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(f"Plots need matplotlib: {error}. Fix: pip install matplotlib.") from error
-
+    # The object interface: pyplot would keep global state and may need a screen.
+    matplotlib_figure = import_extra("matplotlib.figure", "loxodon[plots]")
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(4.6 * columns, 3.4 * rows), layout="constrained")
+    figure = matplotlib_figure.Figure(figsize=(4.6 * columns, 3.4 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for axis, panel in zip(axes, panels, strict=False):
         _draw_panel(axis, panel)

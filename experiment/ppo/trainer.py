@@ -217,13 +217,6 @@ class PPOLearner(Trainer):
         num_skipped = round(figures.get("skipped_updates", 0.0))
         self.learner.check_epoch(figures, round(figures["updates"]) + num_skipped, num_skipped)
 
-    def try_once(self) -> list[str]:
-        """The losses on the rollout that was collected last, with a learning rate of 0."""
-        self.learner.lr_scale = 0.0
-        figures = self.learn_from_rollout(0)
-        found = ", ".join(f"{name} {figures[name]:.4g}" for name in ("loss", "initial_logratio_abs_max"))
-        return [f"      losses  {found} with untrained weights"]
-
     def learn_from_rollout(
         self, epoch: int, should_stop: Callable[[], bool] = lambda: False, *, updates: bool = True
     ) -> dict[str, float]:

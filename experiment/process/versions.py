@@ -1,8 +1,9 @@
-"""Environment of a run: versions of packages, the commit of a repository, the machine."""
+"""Environment of a run: packages and their versions, the commit of a repository, the machine."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -25,6 +26,21 @@ def version_of(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def import_extra(package: str, install: str) -> Any:
+    """Import a package that only some runs and commands need. install: its name for pip.
+
+    Raises: ImportError with the line that installs it.
+    """
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name not in (package, package.partition(".")[0]):
+            raise
+        raise ImportError(
+            f"This needs {error.name}, which is not installed. Fix: pip install '{install}'."
+        ) from None
 
 
 def git_commit(folder: Path | None = None) -> str | None:

@@ -1,4 +1,4 @@
-"""Updates for GPUs: they never synchronise, no shape depends on data, and losses compile to one graph."""
+"""Updates for GPUs: few operations, no waits, no shape that depends on data, losses that are one graph."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from loxodon.agents import Agent, MultiTaskAgent
+from loxodon.agents import Agent, MultiTaskAgent, Retrace
 from loxodon.data import Batch
 from loxodon.experiment.learn.learner import masked_losses
 from loxodon.nets import FFTrajEncoder, TransformerTrajEncoder
 
 from ..transformers import recommended
+from .recommended import recommended as recommended_agent
 from .test_off_policy_agents import BOX, CASES, DISCRETE, make, make_batch
 
 transformer = partial(
@@ -57,10 +59,38 @@ def test_an_update_runs_on_shapes_alone(case: str) -> None:
     assert update(agent, optimizer, on("meta", make_batch(space))).is_meta
 
 
+class _Operations(TorchDispatchMode):
+    """Counts operations, except views and allocations: about the kernels that a GPU would launch."""
+
+    num = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_view = any(x.alias_info is not None and not x.alias_info.is_write for x in func._schema.returns)
+        self.num += not (is_view or func.overloadpacket.__name__.startswith(("empty", "new_empty")))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "limit"),
+    [(Agent, recommended_agent(), 1_800), (MultiTaskAgent, {"returns": Retrace()}, 2_500)],
+)
+def test_an_update_of_long_windows_takes_few_operations(
+    kind: type, settings: dict[str, Any], limit: int
+) -> None:
+    encoder = partial(transformer, n_layers=3)
+    agent = make(kind, DISCRETE, encoder=encoder, **settings).to("meta")
+    batch = on("meta", make_batch(DISCRETE, rows=24, length=2048, lengths=(2048,) * 24))
+    with _Operations() as operations:
+        loss_of(agent, batch).backward()
+        agent.after_update()
+    assert operations.num < limit
+
+
 @pytest.mark.slow  # tracing takes seconds
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # raised by torch
 @pytest.mark.parametrize(
-    ("kind", "settings"), [(Agent, {"encoder": transformer}), (MultiTaskAgent, {"encoder": memoryless})]
+    ("kind", "settings"),
+    [(Agent, recommended_agent(encoder=transformer)), (MultiTaskAgent, {"encoder": memoryless})],
 )
 def test_compiled_losses_are_one_graph_with_the_same_gradients(kind: type, settings: dict[str, Any]) -> None:
     graphs: list[Any] = []

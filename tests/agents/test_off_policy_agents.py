@@ -35,7 +35,6 @@ from loxodon.agents import (
 from loxodon.agents.parts import Returns
 from loxodon.data import Batch
 from loxodon.nets import (
-    ActionMemory,
     Actor,
     BinnedCriticEnsemble,
     CriticEnsemble,
@@ -116,7 +115,7 @@ CASES: dict[str, Case] = {
     "sac discrete": (
         SACAgent,
         DISCRETE,
-        {"returns": LambdaReturns(), "action_memory_type": ActionMemory},
+        {"returns": LambdaReturns()},
     ),
     "sac factors": (SACAgent, MULTI, recommended(learn_alpha=False)),
     "sac box": (
@@ -454,16 +453,14 @@ def test_targets_and_the_actor_loss_use_different_numbers_of_sampled_actions(kin
             make(kind, BOX, **{name: 0})
 
 
-def test_continuous_actions_may_have_discounts_and_returns_of_their_own() -> None:
-    own = {"training_discounts": (0.5, 0.9), "training_discounts_continuous": (0.3,), "gamma": 0.99}
-    for space, expected in ((BOX, [0.3, 0.99]), (DISCRETE, [0.5, 0.9, 0.99]), (MULTI, [0.5, 0.9, 0.99])):
-        agent = make(Agent, space, **recommended(**own))
-        assert agent.discounts[:, 0].tolist() == pytest.approx(expected)
+def test_continuous_actions_may_have_returns_of_their_own() -> None:
+    for space in (BOX, DISCRETE, MULTI):
+        agent = make(Agent, space, **recommended(training_discounts=(0.5, 0.9), gamma=0.99))
+        assert agent.discounts[:, 0].tolist() == pytest.approx([0.5, 0.9, 0.99])
         assert agent.returns == (LambdaReturns() if space is BOX else Retrace())
-    agent = make(Agent, BOX, training_discounts=(0.5, 0.9), returns=NStep(2))
-    assert (len(agent.discounts), agent.returns) == (3, NStep(2))
-    with pytest.raises(ValueError, match=r"Discounts are \[1.5, .*training_discounts_continuous"):
-        make(Agent, BOX, training_discounts_continuous=(1.5,))
+    assert make(Agent, BOX, returns=NStep(2)).returns == NStep(2)
+    with pytest.raises(ValueError, match=r"Discounts are \[1.5, .*training_discounts"):
+        make(Agent, BOX, training_discounts=(1.5,))
 
 
 # --- masks -----------------------------------------------------------------------------------------------
@@ -518,52 +515,3 @@ def test_if_nothing_is_allowed_everything_is() -> None:
     allowed = agent.allowed_actions({"allowed": mask}, like)
     assert allowed.shape == (2, 1, 5)
     assert allowed[:, 0].int().tolist() == [[1, 1, 1, 0, 0], [1, 0, 1, 1, 1]]
-
-
-# --- a memory of actions ---------------------------------------------------------------------------------
-
-
-def test_acting_remembers_actions_as_learning_does() -> None:
-    agent = make(Agent, DISCRETE, action_memory_type=ActionMemory).eval()
-    torch.nn.init.normal_(agent.actor.reader.out.weight)
-    batch = replace(make_batch(DISCRETE), rl2s=torch.zeros(3, 6, 1 + int(DISCRETE.n)))
-    batch.rl2s[:, 1:, 1:] = batch.actions
-    hidden = agent.init_hidden_state(3, torch.device("cpu"))
-    with torch.no_grad():
-        policy = agent.policy(agent.encode(batch))
-        for t in range(6):
-            hidden = agent.import_hidden_state(agent.export_hidden_state(hidden))
-            if t == 3:  # the second env begins anew, with the same timesteps as the first time
-                hidden = agent.reset_hidden_state(hidden, torch.tensor([False, True, False]))
-            place = torch.tensor([t, t % 3, t])
-            rows = torch.arange(3), place
-            obs = {key: x[rows] for key, x in batch.obs.items()}
-            seen = obs, batch.rl2s[rows], batch.time_idxs[rows]
-            actions, hidden = agent.get_actions(*seen, hidden, False)
-            assert torch.equal(actions, policy.params[rows].argmax(-1))
-            torch.testing.assert_close(
-                hidden[0].actions.asinh().flatten(1), agent.encode(batch)[rows][:, agent.state_dim :]
-            )
-
-
-def test_an_action_memory_exists_only_if_asked_for() -> None:
-    agent, plain = make(Agent, DISCRETE, action_memory_type=ActionMemory), make(Agent, DISCRETE)
-    assert agent.actor.reader is not None
-    assert agent.critics.reader is not None
-    assert plain.action_memory is plain.actor.reader is plain.critics.reader is None
-
-
-@pytest.mark.parametrize(
-    ("space", "changes", "words"),
-    [
-        (BOX, {}, r"Discrete actions, not Box.* and a Categorical policy\."),
-        (MULTI, {}, "Discrete actions, not MultiDiscrete"),
-        (DISCRETE, {"encoder": partial(FFTrajEncoder, d_model=16)}, "a trajectory encoder with memory"),
-        (DISCRETE, {"critic_type": DuelingCriticEnsemble}, "heads that take memory_dim"),
-    ],
-)
-def test_an_action_memory_is_refused_if_heads_cannot_use_it(
-    space: Any, changes: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ValueError, match=rf"needs {words}.*Fix: bind Agent.action_memory_type = None"):
-        make(Agent, space, action_memory_type=ActionMemory, **changes)

@@ -27,7 +27,6 @@ from loxodon.agents import (
 from loxodon.data import Batch, Trajectory, pack_batch, pad_batch
 from loxodon.experiment.learn.learner import sequence_priorities
 from loxodon.nets import (
-    ActionMemory,
     FFTstepEncoder,
     GatedDeltaNetTrajEncoder,
     GLATrajEncoder,
@@ -64,7 +63,7 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
         Agent,
         DISCRETE,
         gru,
-        recommended(**TWO_CRITICS, burn_in=2, action_memory_type=ActionMemory),
+        recommended(**TWO_CRITICS, burn_in=2),
     ),
     "dqn, Transformer": (DQNAgent, DISCRETE, transformer, {"returns": NStep(3), "burn_in": 3}),
     "sac, gated delta": (

@@ -63,6 +63,29 @@ def test_traces_of_zero_and_lambda_of_zero_are_one_step_targets() -> None:
     torch.testing.assert_close(none[:, :num_real], one)
 
 
+def test_sequences_that_share_a_row_do_not_influence_each_other() -> None:
+    rewards, _, _, values, _ = (x.nan_to_num() if isinstance(x, Tensor) else x for x in steps(40, 4))
+    done = torch.zeros(1, 40, 1, 1, dtype=torch.bool)
+    mask, q, c = ~done, values.flip(1), values.sigmoid()
+    mask[:, [17, 39]] = False
+    given = [x.masked_fill(~mask, torch.nan) for x in (rewards, values, q, c)]
+
+    def both(part: slice) -> Tensor:
+        r, v, next_q, traces = (x[:, part] for x in given)
+        known = (r, done[:, part], mask[:, part], v, DISCOUNTS)
+        return torch.cat(
+            [
+                lambda_returns(*known, trace_decay=0.9),
+                retrace_targets(*known, next_q=next_q, next_traces=traces),
+            ]
+        )
+
+    alone = torch.cat([both(slice(18)), both(slice(18, 40))], dim=1)
+    real = mask[0, :, 0, 0]
+    assert alone[:, real].isfinite().all()
+    torch.testing.assert_close(both(slice(40))[:, real], alone[:, real])
+
+
 @pytest.mark.parametrize("function", ["lambda", "retrace"])
 def test_returns_by_hand(function: str) -> None:
     """Rewards 1, 2, 4 and next values 10, 20, 30; the window ends without termination."""

@@ -41,7 +41,7 @@ def listed(folder: Path) -> list[Path]:
     [
         ({"mode": "rigth"}, r"padded_sampling is 'rigth'.*Fix: set .* = 'right'"),
         ({"max_seq_len": 0}, r"max_seq_len is 0.*Fix:"),
-        ({"dset_min_size": 5, "dset_max_size": 4}, r"dset_min_size is 5 and dset_max_size 4.*Fix:"),
+        ({"dset_min_size": 5, "dset_max_size": 4}, r"dset_max_size is 4, but .*at least 5.*Fix:"),
         ({"sample_by": "timesteps"}, r"sample_by is 'timesteps'.*= 'timestep'"),
         ({"dset_max_bytes": 0}, r"dset_max_bytes is 0.*Fix:"),
         ({"dset_max_timesteps": -1}, r"dset_max_timesteps is -1.*Fix:"),

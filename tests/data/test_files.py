@@ -81,7 +81,7 @@ def test_large_files_stay_open_and_loaded_files_survive_their_deletion(
         path = save_trajectory(tmp_path, make_traj(length), save_as=save_as, **NAMED)
         traj = reader.load(str(path))
         is_open = length == 30_000 and save_as != "npz-compressed"
-        assert reader.num_open_files == is_open
+        assert len(reader._in_files) == is_open
         num_bytes = 32 if is_open else 40  # bytes per timestep, without or with observations
         assert reader.ram_bytes == pytest.approx(4096 + length * num_bytes, abs=100)
         path.unlink()
@@ -112,9 +112,9 @@ def test_hundreds_of_files_keep_few_descriptors_and_little_memory(
     for path in paths:
         assert len(reader.load(path).slice(0, 1)) == 1
         assert reader.ram_bytes <= 1 << 20
-        assert reader.num_open_files <= 8
+        assert len(reader._in_files) <= 8
     assert len(os.listdir("/proc/self/fd")) <= before + 8  # noqa: PTH208
-    assert 0 < len(reader) < 300
+    assert 0 < len(reader._opened) < 300
 
 
 def test_the_cache_drops_open_files_before_small_ones(tmp_path: Path, make_traj: MakeTraj) -> None:

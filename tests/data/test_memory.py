@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ def test_the_oldest_trajectories_are_dropped_first(make_dataset: MakeDataset, ma
 @pytest.mark.parametrize(
     ("argument", "text"),
     [
-        ({"min_trajs": 0}, "min_trajs 0"),
+        ({"min_trajs": 0}, "min_trajs is 0"),
         ({"trajs": (3, 5)}, r"'other' cannot join the 1 others.*5 columns, expected 3"),
     ],
 )
@@ -150,25 +149,3 @@ def test_trajectories_in_memory_must_have_values_that_the_run_accepts(
     dataset = make_dataset(MemoryTrajDataset([traj]))
     with pytest.raises(ValueError, match=r"'image' \(uint8\) is 7 at timestep 0, but .* uint8 from 0 to 3"):
         dataset.expect(dataclasses.replace(traj.layout, num_values={"image": 4}))
-
-
-def test_a_file_that_is_not_an_archive_is_named(tmp_path: Path) -> None:
-    (tmp_path / "flat.npz").write_bytes(b"no archive")
-    with pytest.raises(ValueError, match=r"flat.npz is not a readable .npz file.*Fix:"):
-        MemoryTrajDataset(npz_path=str(tmp_path / "flat.npz"))
-
-
-def test_a_file_of_flat_arrays_fills_the_dataset(tmp_path: Path) -> None:
-    names = ("observations", "actions", "rewards", "terminals", "timeouts")
-    columns = dict(zip(names, flat_steps().values(), strict=True))
-    np.savez(tmp_path / "maze.npz", **columns)
-    assert MemoryTrajDataset(npz_path=str(tmp_path / "maze.npz")).num_timesteps == 5
-    np.savez(tmp_path / "maze.npz", **columns, next_observations=columns["observations"])
-    dataset = MemoryTrajDataset(npz_path=str(tmp_path / "maze.npz"))
-    assert (dataset.num_timesteps, dataset._trajs[0].env_name) == (7, "maze")
-    del columns["terminals"]
-    np.savez(tmp_path / "maze.npz", **columns)
-    with pytest.raises(ValueError, match=r"lacks \['terminals'\].*Fix:"):
-        MemoryTrajDataset(npz_path=str(tmp_path / "maze.npz"))
-    with pytest.raises(FileNotFoundError, match=r"no file .*other.npz.*Fix:"):
-        MemoryTrajDataset(npz_path=str(tmp_path / "other.npz"))

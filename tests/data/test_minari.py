@@ -358,7 +358,7 @@ def test_spaces_are_guessed_from_the_arrays(make_traj: MakeTraj) -> None:
 
 
 def test_texts_and_episodes_that_contradict_their_spaces_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"text, which trajectories cannot hold.*Fix:"):
+    with pytest.raises(TypeError, match=r"Text, which only a vocabulary.*Fix:"):
         EpisodeCodec(spaces.Text(5), spaces.Discrete(2))
     codec = EpisodeCodec(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
     episode: dict[str, Any] = {"id": 7, "rewards": [0.0, 1.0], "terminations": [False, True]}

@@ -188,17 +188,15 @@ class FailingEnv(ScriptedEnv):
 
 
 class MissionEnv(ScriptedEnv):
-    """Adds an instruction in words to the observation; it changes with the episode or with every step."""
+    """Adds an instruction in words to the observation; it changes with the episode."""
 
-    def __init__(self, space: Any = None, changes_within: bool = False) -> None:
+    def __init__(self, space: Any = None) -> None:
         super().__init__()
         words = space or spaces.Text(32, charset=string.ascii_letters + string.digits + " .")
         self.observation_space = spaces.Dict({"image": self.observation_space, "mission": words})
-        self.changes_within = changes_within
 
     def _obs(self) -> Any:
-        words = f"go to room {self.seed_}.{self.episode}" + (f".{self.time}" if self.changes_within else "")
-        return {"image": super()._obs(), "mission": words}
+        return {"image": super()._obs(), "mission": f"go to room {self.seed_}.{self.episode}"}
 
 
 class WordSpace(spaces.Space):

@@ -137,5 +137,5 @@ def test_exploration_replaces_whole_actions_by_uniform_ones() -> None:
 
 
 def test_exploration_probability_above_one_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"eps_start is 1.5.*\[0, 1.0\].*probability \(discrete\)"):
+    with pytest.raises(ValueError, match=r"eps_start is 1.5.*at most 1.*Fix:"):
         EpsilonGreedy(spaces.MultiDiscrete([2, 2]), 2, 0, eps_start=1.5)

@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 from scripted_envs import OddEnv, ReusingBatch, ReusingEnv, ScriptedEnv
 
-from loxodon.envs import EnvError, EnvSpec, KShotWrapper, PartialObs, SequenceEnv, make_vector_env
+from loxodon.envs import EnvError, EnvSpec, KShotWrapper, PartialObs, SequenceEnv, Tokens, make_vector_env
 from loxodon.envs.returned import as_flags, as_rewards
 
 NUM_STEPS = 25
@@ -112,7 +112,7 @@ PARTS = spaces.Dict({"x": spaces.Box(-1, 1, (2,), np.float32), "y": spaces.Tuple
 X, Y = np.zeros(2, np.float32), (0, 1)
 BIG = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 WIDE = spaces.Box(-np.inf, np.inf, (1,), np.float64)
-TEXT = spaces.Text(9)
+TEXT = Tokens(["word"], 2)
 REFUSED: list[tuple[Any, Any, Any, str]] = [  # space, a good observation, the odd one, words of the error
     (
         IMAGE,
@@ -148,7 +148,7 @@ REFUSED: list[tuple[Any, Any, Any, str]] = [  # space, a good observation, the o
     (BIG, np.ones(1), np.array([1.0], object), r"dtype=object\) as .*real numbers"),
     (BIG, np.ones(1), [[1], [1, 2]], r"\(list\) as .*real numbers"),
     (BIG, np.ones(1), {"x": 1}, r"\(dict\) as .*real numbers"),
-    (TEXT, "word", 7, r"7 \(int\) as .*requires text"),
+    (TEXT, "word", 7, r"with shape \(\).*the shape \(2,\)"),
     (TEXT, np.str_("word"), b"word", r"b'word' \(bytes\) as .*requires text"),
     (TEXT, "word", None, r"None as .*requires text"),
     (PARTS, {"y": Y, "x": X}, {"x": X}, r"observation with the parts \['x'\].*parts \['x', 'y'\]"),

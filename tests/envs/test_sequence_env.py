@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_envs import MissionEnv, ScriptedEnv, SpacesEnv, WordSpace
+from scripted_envs import ScriptedEnv, SpacesEnv
 
 from loxodon.data.spaces import ActionMap, ObsLayout
 from loxodon.envs import SequenceEnv
@@ -131,18 +131,6 @@ def test_observations_without_array_form_are_refused(space: Any) -> None:
     nested = spaces.Dict({"mission": space, "x": spaces.Discrete(2)})
     with pytest.raises(TypeError, match=r"'mission' has the space .*Allowed are Box.*Fix"):
         SequenceEnv(SpacesEnv(spaces.Discrete(2), nested))
-
-
-@pytest.mark.parametrize("space", [None, WordSpace()])
-def test_text_observations_stay_strings(space: Any) -> None:
-    env = SequenceEnv(MissionEnv(space))
-    obs, _ = env.reset(seed=2)
-    assert obs["mission"] == "go to room 2.0"
-    assert env.observation_space.contains(obs)
-    obs, *_ = env.step(0)
-    assert isinstance(obs["mission"], str)
-    alone = ObsLayout(spaces.Text(9))
-    assert alone.flatten("left") == {"observation": "left"}
 
 
 def test_the_name_is_that_of_the_environment_or_its_id() -> None:

@@ -62,7 +62,6 @@ def test_the_recipe_turns_texts_into_numbers(space: Any) -> None:
     for recipe in (spec, nested):
         env = SyncVectorEnv([recipe] * 2)
         obs, _ = env.reset(seed=3)
-        assert env.text_keys == ()
         assert obs["mission"].tolist() == [[2, 3, 4, 1, 6, 7, 0], [*GO_TO_ROOM_4_0, 0]]
         assert isinstance(env.env_observation_space["mission"], Tokens)
         assert env.single_observation_space.contains({key: value[0] for key, value in obs.items()})
@@ -108,12 +107,10 @@ def test_minigrid_works_with_its_own_words(make: Any, caplog: Any) -> None:
     assert not caplog.records
 
 
-def test_missions_stay_text_if_asked_for() -> None:
-    pytest.importorskip("minigrid")
-    spec = gym_env("MiniGrid-MemoryS7-v0", vocabulary=None)
-    for one in (spec, EnvSpec(lambda: spec)):
-        assert not isinstance(one.build().observation_space["mission"], Tokens)
-    assert gym_env("MiniGrid-MemoryS7-v0", max_tokens=5).build().observation_space["mission"].shape == (5,)
+@pytest.mark.parametrize("space", [None, WordSpace()])
+def test_a_text_without_a_vocabulary_is_refused(space: Any) -> None:
+    with pytest.raises(TypeError, match=r"MissionEnv is not supported: .*'mission' is a .*vocabulary.*Fix:"):
+        EnvSpec(MissionEnv, {"space": space}).build()
 
 
 def test_gin_can_name_the_vocabulary() -> None:

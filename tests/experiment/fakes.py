@@ -89,7 +89,6 @@ class TinyAgent(nn.Module):
     """Linear policy and value on [observation, rl2]; its hidden state counts the steps of each env."""
 
     action_mask = None
-    action_memory = None
 
     def __init__(
         self, obs_space: spaces.Dict, action_space: Any, tstep_type: Any, traj_type: Any, max_seq_len: int

@@ -201,9 +201,7 @@ class NextStepEnvs:
     """Two envs; the second has episodes of three steps and resets one call late (next-step autoreset)."""
 
     num_envs = 2
-    single_observation_space = spaces.Dict(
-        observation=spaces.Box(-np.inf, np.inf, (2,), np.float32), words=spaces.Text(9)
-    )
+    single_observation_space = spaces.Dict(observation=spaces.Box(-np.inf, np.inf, (2,), np.float32))
     single_action_space = spaces.Discrete(3)
 
     def reset(self, *, seed: Any) -> Any:
@@ -212,7 +210,7 @@ class NextStepEnvs:
 
     def _obs(self) -> dict[str, np.ndarray]:
         rows = np.array([[0, self.time[0]], [self.episode, self.time[1]]], np.float32)
-        return {"observation": rows, "words": np.array(["some", "text"], object)}
+        return {"observation": rows}
 
     def step(self, actions: np.ndarray) -> Any:
         no = np.zeros(2, dtype=bool)

@@ -22,7 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from loxodon.agents import Agent, BaseAgent
-from loxodon.envs import EnvSpec, TMazePassive, make_vector_env, resolve_env
+from loxodon.envs import EnvSpec, TMazePassive, Tokens, make_vector_env, resolve_env
 from loxodon.experiment import Experiment, load_policy
 from loxodon.experiment.checkpoint.store import MARKER, contents
 from loxodon.experiment.config import load_config
@@ -63,7 +63,7 @@ class TiltedEnv(gym.Env[Any, Any]):
     observation_space = spaces.Dict(
         {
             "where": spaces.Tuple([spaces.Discrete(4, start=2), spaces.Box(-1, 1, (2,), np.float64)]),
-            "words": spaces.Text(5),
+            "words": Tokens(["hello"], 2),
         }
     )
     action_space = spaces.Box(np.array([[0.0, -4.0]]), np.array([[1.0, 8.0]]), dtype=np.float64)
@@ -407,14 +407,18 @@ SIZES = {
     "factors": crafted_spaces(action={"type": "MultiBinary", "n": 10**12}),
 }
 REFUSED: dict[str, tuple[Mapping[str, str | None], str]] = {
-    "popen": (POPEN, r"Popen'> is not a class derived from TstepEncoder.*Fix:"),
+    "popen": (POPEN, r"gives 'subprocess:Popen' to an agent, but a policy file may only name networks.*Fix:"),
+    "another network": (
+        {"types": '{"agent_type": "torch.nn.modules.linear:Linear"}'},
+        r"Linear'> is not a class derived from BaseAgent.*Fix:",
+    ),
     "function": (
         {"types": '{"agent_type": "os:system"}'},
         "'system' of the module 'os', which has no such class",
     ),
     "module in a module": (
         {"types": '{"agent_type": "loxodon.experiment.checkpoint.load_policy:importlib.import_module"}'},
-        "no such class",
+        "import_module' to an agent, but a policy file may only name networks",
     ),
     "not imported": ({"types": '{"agent_type": "unheard_of:X"}'}, r"is not imported here.*Fix: .*trust="),
     "types": ({"types": "[" * 100_000, "gin": ""}, r"no name by which it can be imported. Fix:"),
@@ -470,8 +474,8 @@ REFUSED: dict[str, tuple[Mapping[str, str | None], str]] = {
         {"spaces": crafted_spaces(box(4, dtype="S1000000000"))},
         r"S1000000000 is not a numeric dtype.*Fix:",
     ),
-    "format": ({"loxodon_format": "99"}, r"has policy format 99 .*Fix:"),
-    "no format": ({"loxodon_format": None}, r"has policy format None .*Fix:"),
+    "format": ({"loxodon_format": "99"}, r"its policy format is 99, .*Fix:"),
+    "no format": ({"loxodon_format": None}, r"does not describe the agent .*Fix:"),
     "unknown": (
         {"gin": "Agent.actor_type = @NotThere"},
         r"cannot be built: .*NotThere.*Fix: import the modules",
@@ -704,8 +708,8 @@ def call(name: str, **kwargs: Any) -> str:
             ),
             "not a value that Loxodon writes.*Fix",
         ),
-        ('{"agent_type": {"call": 3}}', "never writes.*Fix"),
-        ('{"agent_type": ' + '{"call": ' * 300 + "3" + "}" * 301, "never writes.*Fix"),
+        ('{"agent_type": {"call": 3}}', "not a value that Loxodon writes.*Fix"),
+        ('{"agent_type": ' + '{"call": ' * 300 + "3" + "}" * 301, "not a value that Loxodon writes.*Fix"),
     ],
 )
 def test_arguments_in_a_file_may_only_name_networks(policy_file: Path, types: str, words: str) -> None:

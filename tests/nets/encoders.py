@@ -74,7 +74,7 @@ ENCODERS: dict[str, Callable[[], TrajEncoder]] = {
     "transformer_rotary": lambda: transformer(heads="rotary"),
     "transformer_recommended": transformer,
     "transformer_all_kinds": lambda: transformer(
-        heads=["counting", "alibi", "plain", "rotary", "fixed", "content", "alibi", "counting"],
+        heads=["content", "alibi", "plain", "rotary", "fixed", "content", "alibi", "content"],
         pos_emb="fixed",
     ),
     "transformer_learned": lambda: transformer(heads="plain", pos_emb="learned", max_time_idx=200),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from loxodon.nets import attention
 from loxodon.nets.attention import RingSight, SequenceSight, attend, prepared, sdpa
-from loxodon.nets.head_kinds import COUNT_SCALE, COUNT_SHARE, KINDS, Heads
+from loxodon.nets.head_kinds import KINDS, Heads
 from loxodon.nets.mlp import RMSNorm
 from loxodon.nets.positions import HeadPositions, PositionFeatures, rotate
 
@@ -62,9 +62,6 @@ def test_rotation_turns_pairs_of_features_by_time() -> None:
     torch.testing.assert_close(found, torch.cat([turned.real, turned.imag], dim=-1), rtol=0, atol=1e-5)
 
 
-MATCH = 1.3
-
-
 def by_definition(
     q: Tensor, k: Tensor, v: Tensor, seen: Tensor, lag: Tensor, kinds: list[str], sink: Tensor | None
 ) -> Tensor:
@@ -74,10 +71,6 @@ def by_definition(
         logits = q[:, h] @ k[:, h].mT * E**-0.5
         if kind == "alibi":
             logits = logits - 2.0 ** (-8.0 * (kinds[: h + 1].count("alibi")) / num_fading) * lag
-        if kind == "counting":
-            fits = (logits - COUNT_SHARE * MATCH).sigmoid() * (seen & (lag > 0))
-            heads.append((fits @ v[:, h] / COUNT_SCALE).asinh())
-            continue
         logits = logits.masked_fill(~seen, -torch.inf)
         if kind == "content":
             logits = torch.cat(
@@ -102,28 +95,21 @@ SIGHTS = {  # queries, window, first timesteps of episodes, ages in keys before 
 
 
 @pytest.mark.parametrize("case", SIGHTS)
-@pytest.mark.parametrize(
-    ("kernel", "num_queries"), [(sdpa, 4), (None, 512)]
-)  # `num_queries` is the block size of the formula
+@pytest.mark.parametrize("kernel", [sdpa, None])
 @pytest.mark.parametrize("has_sink", [False, True])
 def test_heads_of_all_kinds_follow_their_equations(
-    case: str,
-    kernel: attention.Kernel | None,
-    num_queries: int,
-    has_sink: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    case: str, kernel: attention.Kernel | None, has_sink: bool
 ) -> None:
     """Whole sequences, windows, several episodes in a row, and sequences that continue others."""
-    monkeypatch.setattr(attention, "_FORMULA_QUERIES", num_queries)
     length, window, resets, ages = SIGHTS[case]
     num_before = 9 - length
     q = torch.randn(2, 8, length, E, requires_grad=True)
     k, v = (torch.randn(2, 8, 9, E, requires_grad=True) for _ in range(2))
-    kinds = [*KINDS, "alibi", "counting"]
+    kinds = [*KINDS, "alibi", "content", "content"]
     heads = Heads.named(kinds, 8, setting="heads")
     sink = torch.randn(8, 1, E, requires_grad=True) if has_sink else None
     sight = SequenceSight(q[:, 0], window, resets, num_before, None if ages is None else torch.tensor(ages))
-    found = attend(q, k, v, sight, heads, MATCH, sink=sink, kernel=kernel)
+    found = attend(q, k, v, sight, heads, sink=sink, kernel=kernel)
 
     t = torch.arange(-num_before, length)
     lag = (t[num_before:, None] - t).expand(2, -1, -1)
@@ -140,9 +126,9 @@ def test_heads_of_all_kinds_follow_their_equations(
 def test_a_single_query_reads_a_ring_of_keys_as_a_sequence() -> None:
     """Three envs with one timestep, some timesteps, and more than the ring has slots for."""
     window, ages = 5, torch.tensor([0, 2, 12])
-    heads = Heads.named([*KINDS, "alibi", "counting"], 8, setting="heads")
+    heads = Heads.named([*KINDS, "alibi", "content", "content"], 8, setting="heads")
     q, k, v = torch.randn(3, 8, 1, E), torch.randn(3, 8, window, E), torch.randn(3, 8, window, E)
-    found = attend(q, k, v, RingSight(ages, window, window), heads, MATCH)
+    found = attend(q, k, v, RingSight(ages, window, window), heads)
     for row, age in enumerate(ages.tolist()):
         newest_last = [t % window for t in range(max(age - window + 1, 0), age + 1)]
         inputs = (q[row, None], k[row, None, :, newest_last], v[row, None, :, newest_last])
@@ -160,8 +146,7 @@ def test_attention_within_a_window_sees_everything_that_the_mask_allows() -> Non
     resets[0, 20], resets[1, [70, 71]] = True, True
     sight, heads = SequenceSight(q[:, 0], 60, resets), Heads.named("plain", H, setting="heads")
     found, expected = (
-        with_gradients((attend(q, k, v, sight, heads, MATCH, kernel=kernel),), [q, k, v])
-        for kernel in (sdpa, None)
+        with_gradients((attend(q, k, v, sight, heads, kernel=kernel),), [q, k, v]) for kernel in (sdpa, None)
     )
     for one, other in zip(found, expected, strict=True):
         assert_equal_but_for_rounding(one, other, num_ops=NUM_OPS)

@@ -48,23 +48,19 @@ def test_critic_members_are_independent_networks() -> None:
 @pytest.mark.parametrize(
     "kind", [CriticEnsemble, DuelingCriticEnsemble, BinnedCriticEnsemble, DiscountInputCriticEnsemble]
 )
-@pytest.mark.parametrize("has_joint_fan_in", [True, False])
-def test_initial_weights_of_critics_are_uniform_with_variance_1_by_fan_in(
-    kind: Any, has_joint_fan_in: bool
-) -> None:
+def test_initial_weights_of_critics_are_uniform_with_variance_1_by_fan_in(kind: Any) -> None:
     """Published critics are einops' `EinMix` layers; their biases lie within 1 / sqrt(fan_in)."""
     torch.manual_seed(0)
     is_discrete = kind is DuelingCriticEnsemble
     last = 11 if kind is BinnedCriticEnsemble else is_discrete
-    critics = kind(96, 32, 9, last, n_layers=3, d_hidden=64, num_critics=64, joint_fan_in=has_joint_fan_in)
-    both = has_joint_fan_in and not is_discrete
+    critics = kind(96, 32, 9, last, n_layers=3, d_hidden=64, num_critics=64)
     of_action = 32 + (kind is DiscountInputCriticEnsemble)  # the discount is one more input
     layers = [
-        (critics.from_state, 96 + of_action * both),
+        (critics.from_state, 96 + of_action * (not is_discrete)),
         *((layer, 64) for layer in (*critics.hidden, critics.out)),
     ]
     if not is_discrete:
-        layers.append((critics.from_action, of_action + 96 * both))
+        layers.append((critics.from_action, of_action + 96))
     for layer, fan_in in layers:
         assert 0.99 < layer.weight.abs().max() / (3 / fan_in) ** 0.5 <= 1.0001
         assert layer.weight.detach().var() * fan_in == pytest.approx(1.0, rel=0.05)

@@ -11,12 +11,7 @@ import torch
 from gymnasium import spaces
 
 from loxodon.nets import (
-    Actor,
-    BinnedCriticEnsemble,
-    Categorical,
-    CriticEnsemble,
     DictTstepEncoder,
-    DuelingCriticEnsemble,
     FFTstepEncoder,
     GLATrajEncoder,
     GRUTrajEncoder,
@@ -28,14 +23,10 @@ from loxodon.nets import (
     MLSTMTrajEncoder,
     TransformerTrajEncoder,
 )
-from loxodon.nets.heads import ActionReader
 
 from ..transformers import recommended
 
 OBS = spaces.Dict({"x": spaces.Box(-np.inf, np.inf, (3,), np.float32)})
-ACTOR = partial(Actor, 8, 3, 2, Categorical, d_hidden=16)
-CRITICS = partial(CriticEnsemble, 8, 2, 3, False, d_hidden=16)
-READER = partial(ActionReader, 2, 16, 3, 4)
 TRANSFORMER = partial(TransformerTrajEncoder, 6, 5, d_model=32, n_layers=1, **recommended(8))
 
 
@@ -49,14 +40,6 @@ def rnn(kind: Any) -> Any:
 
 # network, argument, and the share of each parameter that it scales
 SCALED: list[tuple[Any, str, dict[str, float]]] = [
-    (ACTOR, "out_gain", {"mlp.out.weight": 1}),
-    (ACTOR, "out_bias_gain", {"mlp.out.bias": 1}),
-    (CRITICS, "hidden_gain", {"from_state.weight": 1, "from_action.weight": 1, "hidden.0.weight": 1}),
-    (CRITICS, "out_gain", {"out.weight": 1}),
-    (partial(DuelingCriticEnsemble, 8, 2, 3, True), "out_gain", {"out.weight": 1}),
-    (partial(BinnedCriticEnsemble, 8, 2, 3, 5), "out_gain", {"out.weight": 1}),
-    (READER, "hidden_gain", {"memory.weight": 1}),
-    (READER, "out_gain", {"out.weight": 1, "out.bias": 1}),
     (partial(FFTstepEncoder, OBS, 3), "rl2_gain", {"mlp.hidden.0.weight": 1 / 2}),
     (partial(DictTstepEncoder, OBS, 3), "rl2_gain", {"mlp.hidden.0.weight": 1 / 2}),
     (rnn(GRUTrajEncoder), "gate_gain", {"rnn.weight_ih_l0": 1 / 2 * 1 / 3}),

@@ -145,6 +145,17 @@ def test_chunks_give_the_results_and_gradients_of_the_loop(kind: str, length: in
     torch.testing.assert_close(tensors(chunked(*args)), without, rtol=1e-9, atol=1e-9)
 
 
+def test_a_reversed_recurrence_is_the_loop_from_the_last_timestep() -> None:
+    """In float32, with decays of 0 and 1, which are ends of episodes and steps without discount."""
+    decay, inputs, state = diagonal(2048)
+    decay[0], decay[1, ::700] = 1.0, 0.0
+    decay, inputs, never = decay.float(), inputs.float(), torch.zeros(B, 2048, dtype=torch.bool)
+    reversed_ = (x.flip(1).double() for x in (decay, inputs))
+    expected = loop_diagonal(*reversed_, torch.zeros_like(state), never).flip(1)
+    found = R.reverse_recurrence(decay, inputs)
+    torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.fixture(scope="module")
 def kernel_device() -> torch.device:
     """The device of the kernels: a GPU, or Triton's interpreter if there is none."""

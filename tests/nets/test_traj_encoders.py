@@ -29,7 +29,7 @@ from loxodon.nets import (
     TransformerTrajEncoder,
     recurrent,
 )
-from loxodon.nets.attention import SequenceSight, attend, sdpa
+from loxodon.nets.attention import sdpa
 from loxodon.nets.mixers import mamba
 from loxodon.nets.sigma_reparam import SigmaReparamLinear
 from loxodon.nets.timeline import Timeline
@@ -400,20 +400,6 @@ def test_content_heads_start_by_attending_to_what_resembles_the_present_at_any_d
     assert found[2:6].argmax(-1).tolist() != [17] * 4  # heads with positions do not find it
 
 
-def test_one_head_starts_by_counting_how_often_the_present_was_seen_before() -> None:
-    """Softmax attention gives the same output for two and for eight repetitions if nothing else was seen."""
-    torch.manual_seed(0)
-    encoder = TransformerTrajEncoder(DIM, 100, n_layers=1, **recommended(8))
-    same = torch.randn(1, 1, 128).expand(1, 9, 128)
-    layer = encoder.layers[0]
-    projected = layer.queries_keys_values(same, encoder.head_positions(torch.zeros(1, 9, 1), torch.float32))
-    found = attend(*projected, SequenceSight(same, 101), layer.heads, layer.match, kernel=sdpa)
-    sizes = found[0].norm(dim=-1)  # (H, L)
-    growth = sizes[:, 8] / sizes[:, 2]
-    assert growth[7] > 3.0
-    assert (growth[:7] < 1.01).all()
-
-
 def test_acting_on_a_cpu_reads_whole_blocks_up_to_the_longest_running_episode() -> None:
     resets_at, window = {0: [3, 9, 50], 1: [4, 51], 2: [52]}, 70
     layer = transformer(n_layers=1).layers[0]
@@ -428,7 +414,7 @@ def test_acting_on_a_cpu_reads_whole_blocks_up_to_the_longest_running_episode() 
         assert (
             keys.shape[2] == values.shape[2] == next(n for n in (32, 64, 70) if longest <= n or n == window)
         )
-        is_seen = sight.is_seen(0, 1)[:, 0, 0]
+        is_seen = sight.is_seen()[:, 0, 0]
         for row, age in enumerate(ages.clamp(max=window).tolist()):
             seen = [float(x) for x in range(t + 1 - age, t + 1)]
             assert sorted(keys[row, 0, is_seen[row], 0].tolist()) == seen

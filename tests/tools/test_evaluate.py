@@ -18,18 +18,17 @@ from gymnasium import spaces
 from torch import Tensor
 
 from loxodon.agents import Agent, BaseAgent, PPOAgent
-from loxodon.data import Batch
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
 from loxodon.experiment.checkpoint.policy_file import PolicyInfo, policy_header, write_policy
 from loxodon.experiment.checkpoint.record import record_run
 from loxodon.experiment.checkpoint.spaces import EnvSpaces
 from loxodon.experiment.config import load_config
-from loxodon.nets import ActionMemory, Categorical, FFTstepEncoder, GRUTrajEncoder, TrajEncoder, TstepEncoder
+from loxodon.nets import Categorical, FFTstepEncoder, GRUTrajEncoder, TrajEncoder, TstepEncoder
 from loxodon.tools.evaluate import cut_memory, main
 
 from ..experiment.fakes import TINY, CountingEnv, make_experiment, run
-from ..nets.encoders import DIM, ENCODERS, MEMORYLESS
+from ..nets.encoders import DIM, ENCODERS
 
 LENGTH = 5
 
@@ -189,13 +188,8 @@ def make_agent(kind: Any, encoder: str, **tstep: Any) -> Any:
     torch.manual_seed(0)
     obs_space = spaces.Dict(observation=spaces.Box(-np.inf, np.inf, (3,), np.float32))
     tstep_type = partial(FFTstepEncoder, d_hidden=8, d_output=DIM, **tstep)
-    has_memory = kind is Agent and encoder not in MEMORYLESS
-    settings = {"action_memory_type": ActionMemory} if has_memory else {}
     encoders = tstep_type, lambda *_: ENCODERS[encoder]()
-    agent = kind(obs_space, spaces.Discrete(8), *encoders, 8, **settings).eval()
-    if has_memory:  # heads start without it
-        torch.nn.init.normal_(agent.actor.reader.out.weight)
-    return agent
+    return kind(obs_space, spaces.Discrete(8), *encoders, 8).eval()
 
 
 @pytest.mark.parametrize(
@@ -221,32 +215,6 @@ def test_an_agent_with_a_shortened_memory_acts_like_one_that_has_just_started(
                 state, found = driven(cut, t, t + 1, state)
                 _, expected = driven(agent, max(0, t + 1 - size), t + 1, agent.init_hidden_state(2, cpu))
                 torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("hidden", [{"hide_rl2s": True}, {"hide_rewards": True}])
-def test_inputs_that_a_timestep_encoder_hides_are_hidden_everywhere(hidden: dict[str, Any]) -> None:
-    agent = make_agent(Agent, "gru", **hidden)
-    assert agent.action_memory is not None
-    params = []
-    for rl2s in (torch.zeros(2, 9), torch.cat([torch.ones(2, 1), torch.zeros(2, 8)], 1), torch.eye(9)[4:6]):
-        obs, times = {"observation": torch.ones(2, 3)}, torch.ones(2, 1, dtype=torch.int64)
-        state = agent.init_hidden_state(2, torch.device("cpu"))
-        with torch.inference_mode():
-            _, state = agent.get_actions(obs, rl2s, times, state, False)
-            batch = Batch(
-                obs={"observation": torch.ones(2, 1, 3)},
-                rl2s=rl2s[:, None],
-                time_idxs=times[:, None],
-                actions=torch.zeros(2, 0, 8),
-                rews=torch.zeros(2, 0, 1),
-                dones=torch.zeros(2, 0, 1, dtype=torch.bool),
-                mask=torch.ones(2, 0, 1, dtype=torch.bool),
-            )
-            params.append(agent.policy(agent.encode(batch)).params)
-        sums = state[0].actions
-        assert bool(sums.any()) == (not hidden.get("hide_rl2s") and bool(rl2s[:, 1:].any()))
-    torch.testing.assert_close(params[0], params[1], rtol=0, atol=0)  # with other rewards
-    assert torch.equal(params[0], params[2]) == ("hide_rl2s" in hidden)  # with other actions
 
 
 def test_an_unknown_hidden_state_cannot_be_shortened() -> None:

@@ -103,7 +103,7 @@ def test_the_folder_is_uploaded_only_on_request(
     )
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert main([str(run_dir), "-o", "other", "--push", "me/tiny"]) == 1
-    assert "Fix: pip install huggingface_hub" in capsys.readouterr().err
+    assert "Fix: pip install 'huggingface_hub'" in capsys.readouterr().err
     assert not Path("other").exists()
     assert load_policy("out/policy.safetensors").info.epoch == load_policy(run_dir).info.epoch
 

@@ -99,7 +99,7 @@ def test_run_is_the_default_command(
         ("report . --metrics val/return", 2, "Did you mean '--metric'"),
         ("status nowhere", 2, "error: nowhere does not exist. Fix: give the folder of a run"),
         ("sweep tmaze", 2, "the following arguments are required: --trials. Fix: see loxodon sweep --help"),
-        ("sweep tmaze --trials 0", 2, "--trials is 0, but must be at least 1. Fix: "),
+        ("sweep tmaze --trials 0", 2, "--trials: '0' is not a whole number of at least 1. Fix: "),
         ("sweep tmase --trials 2", 2, "command line, `tmase`: there is no such file or preset. Did you mean"),
         ("sweep tmaze --trials 2 --seeds 0:2", 2, "a sweep names its runs itself. Fix: remove --seeds"),
         ("run tmaze --jobs 2", 2, "--jobs needs --seeds. Fix: "),

@@ -159,7 +159,7 @@ def test_only_unfinished_runs_are_resumed(
     [
         (["--seeds", "3:3"], "'3:3' is not a list of seeds. Fix: write --seeds 0:5"),
         (["--seeds", "0:2", "--seed", "1"], "set by both --seeds 0:2 and --seed 1. Fix:"),
-        (["--seeds", "0:2", "--jobs", "0"], "--jobs is 0, but must be at least 1. Fix:"),
+        (["--seeds", "0:2", "--jobs", "0"], "--jobs: '0' is not a whole number of at least 1. Fix:"),
         (["--jobs", "2"], "--jobs needs --seeds. Fix:"),
         (
             ["--seeds", "0:2", "--seeds=4"],

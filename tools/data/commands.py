@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import os
 import random
 import sys
@@ -19,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import rich.progress
@@ -34,11 +33,11 @@ from ...data.errors import BrokenTrajectoryError, visible
 from ...data.files import FILE_FORMATS, TrajectoryReader, check_file, load_trajectory
 from ...data.minari import export_minari, import_episodes, open_minari
 from ...data.trajectory import Array, Layout, Trajectory, action_indices
+from ..arguments import USAGE_ERROR, Parser
 from .convert import convert
 from .find import Found, FoundFile, age_text, find_files, require_files
 
-OK, FOUND_PROBLEMS, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
-_COMMANDS = ("ls", "show", "check", "convert", "export-minari", "import-minari")
+OK, FOUND_PROBLEMS, INTERRUPTED = 0, 1, 130
 _MIN_PLAIN_WIDTH = 160  # minimum width of the console if it is not a terminal
 MAX_OPENED = 10_000  # maximum number of files that ls opens; from more, a random sample of this size
 _QUANTILES = (0.0, 0.2, 0.5, 0.8, 1.0)
@@ -49,17 +48,6 @@ _DEFAULT_ROWS = 20
 # Numbers of an observation or action in the table; of more, the first three and the last.
 _MAX_SHOWN_NUMBERS = 4
 MAX_LOW_DIMENSIONS = 64  # maximum number of values per timestep; larger observations are only named
-
-
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors say how to fix them."""
-
-    def error(self, message: str) -> NoReturn:
-        unknown = message.partition("invalid choice: '")[2].partition("'")[0]
-        near = difflib.get_close_matches(unknown, [*_COMMANDS, *FILE_FORMATS], n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        sys.stderr.write(f"error: {message}.{hint} Fix: see {self.prog} --help for what is allowed.\n")
-        raise SystemExit(USAGE_ERROR)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,13 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="loxodon data",
         description="List, show, check, convert and exchange trajectory files.",
         epilog="Exit status: 0 if all is well, 1 if broken files were found, 2 if the command failed.",
-        allow_abbrev=False,
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     ls = commands.add_parser(
         "ls", help="summarise the trajectories of a run, dataset, buffer or other folder"

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
-from scripted_envs import MissionEnv, ScriptedEnv, SpacesEnv, SubclassOfScripted, WordSpace, make_scripted
+from scripted_envs import ScriptedEnv, SpacesEnv, SubclassOfScripted, make_scripted
 from vector_builders import KINDS, VECTORIZED_MODES, build
 
 from loxodon.envs import EnvError, EnvSpec, resolve_env
@@ -132,35 +132,3 @@ def test_disagreeing_spaces_are_refused(kind: str) -> None:
     other = EnvSpec(SpacesEnv, {"action_space": gym.spaces.Discrete(4)})
     with pytest.raises(EnvError, match=r"(?s)Environment 1 \(SpacesEnv\) has observations.*Fix"):
         build(kind, [EnvSpec(ScriptedEnv), other])
-
-
-@pytest.mark.parametrize(
-    ("kind", "changes_within"), [("sync", True), ("fork", True), ("fork", False), ("spawn", False)]
-)
-def test_text_observations_stay_strings(kind: str, changes_within: bool, opened: Any) -> None:
-    env = opened(kind, [EnvSpec(MissionEnv, {"changes_within": changes_within})] * 3)
-    assert env.text_keys == ("mission",)
-    obs, _ = env.reset(seed=4)
-    assert obs["mission"].tolist() == [f"go to room {4 + i}.0" + ".0" * changes_within for i in range(3)]
-    num_ended = 0
-    for _ in range(12):
-        before = obs["mission"].copy()
-        obs, _, terminated, truncated, infos = env.step([0, 0, 0])
-        assert env.observation_space.contains(obs)
-        for row, numbers in enumerate(obs["image"].astype(int).tolist()):
-            expected = ".".join(map(str, numbers if changes_within else numbers[:2]))
-            assert obs["mission"][row] == f"go to room {expected}"
-        for row in np.flatnonzero(terminated | truncated):
-            num_ended += 1
-            assert changes_within or infos["final_obs"]["mission"][row] == before[row]
-            numbers = infos["final_obs"]["image"][row].astype(int).tolist()
-            assert infos["final_obs"]["mission"][row].startswith(f"go to room {numbers[0]}.{numbers[1]}")
-    assert num_ended > 6
-
-
-def test_text_of_a_foreign_space_or_alone_stays_text(opened: Any) -> None:
-    env = opened("fork", [EnvSpec(MissionEnv, {"space": WordSpace()})] * 2)
-    assert env.reset(seed=0)[0]["mission"].tolist() == ["go to room 0.0", "go to room 1.0"]
-    text_alone = {"action_space": gym.spaces.Discrete(2), "observation_space": gym.spaces.Text(4)}
-    obs, _ = opened("fork", [EnvSpec(SpacesEnv, text_alone)] * 2).reset(seed=0)
-    assert all(isinstance(word, str) for word in obs["observation"])

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
-from scripted_envs import FailingEnv, MissionEnv, ScriptedEnv, SpacesEnv
+from scripted_envs import FailingEnv, ScriptedEnv, SpacesEnv
 from vector_builders import gymnasium_vector_env
 
 from loxodon.envs import AlreadyVectorizedEnv, EnvSpec, make_vector_env, resolve_env
@@ -220,23 +220,6 @@ def test_dict_observations_survive_same_step_and_disabled() -> None:
         for row, inner in enumerate(env.env.envs):
             np.testing.assert_array_equal(infos["final_obs"]["a"][row], inner.last["a"])
             assert infos["final_obs"]["b"][row] == inner.last["b"] - 4
-
-
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
-def test_text_in_every_autoreset_mode(mode: str) -> None:
-    env = adapted(lambda: gym.vector.SyncVectorEnv([MissionEnv] * 2, autoreset_mode=AutoresetMode(mode)))
-    assert env.text_keys == ("mission",)
-    obs, _ = env.reset(seed=4)
-    assert obs["mission"].tolist() == ["go to room 4.0", "go to room 5.0"]
-    for _ in range(3):
-        obs, _, terminated, _, infos = env.step([0, 0])
-    assert terminated.tolist() == [True, False]
-    assert infos["final_obs"]["mission"][0] == "go to room 4.0"
-    if mode == "NextStep":
-        obs, *_, infos = env.step([0, 0])
-        assert infos["_ignore"].tolist() == [True, False]
-        assert infos["final_obs"]["mission"][1] == "go to room 5.0"
-    assert obs["mission"].tolist() == ["go to room 4.1", "go to room 5.0"]
 
 
 class BatchedFinalEnv(gym.vector.VectorEnv):
