@@ -271,7 +271,7 @@ def _is_running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("kind", ["sync", "fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("kind", ["sync", "fork", "forkserver"])
 def test_gin_reaches_environments_and_what_they_build_inside(kind: str, opened: Any) -> None:
     gin.parse_config("ScriptedEnv.gain = %GAIN\nGAIN = 4.0\nTMazePassive.horizon = 3")
     env = opened(kind, [resolve_env(ScriptedEnv), resolve_env(make_scripted_inside)], num_workers=1)
