@@ -18,9 +18,22 @@ def seed_generators(*seeds: int) -> None:
         torch.manual_seed(seed)
 
 
+def python_state() -> tuple[int, np.ndarray, float | None]:
+    """The state of `random`, its 625 numbers as one array, which is much faster to store."""
+    version, numbers, gauss = random.getstate()
+    return version, np.array(numbers, np.uint32), gauss
+
+
+def set_python_state(state: tuple[int, np.ndarray, float | None]) -> None:
+    """Restore what `python_state` returned."""
+    version, numbers, gauss = state
+    random.setstate((version, tuple(numbers.tolist()), gauss))
+
+
 def generators_state() -> dict[str, Any]:
     """The states of these generators, as plain values."""
-    state = {"python": random.getstate(), "numpy": np.random.get_state(legacy=True)}  # noqa: NPY002
+    state: dict[str, Any] = {"python": python_state()}
+    state["numpy"] = np.random.get_state(legacy=True)  # noqa: NPY002
     if (torch := sys.modules.get("torch")) is not None:
         state["torch"] = torch.get_rng_state().numpy()
     return state
@@ -28,7 +41,7 @@ def generators_state() -> dict[str, Any]:
 
 def set_generators_state(state: dict[str, Any]) -> None:
     """Restore what `generators_state` returned."""
-    random.setstate(state["python"])
+    set_python_state(state["python"])
     np.random.set_state(state["numpy"])  # noqa: NPY002
     if "torch" in state and (torch := sys.modules.get("torch")) is not None:
         torch.set_rng_state(torch.from_numpy(state["torch"]))

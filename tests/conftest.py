@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import gc
 import importlib.metadata
@@ -62,20 +63,30 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return "processes" if nodeid.startswith(STARTING_PROCESSES) else nodeid.partition("::")[0]
 
+    config.option.loadscopereorder = False  # see pytest_collection_modifyitems
     return ByFile(config, log)
 
 
 def pytest_collection_finish() -> None:
-    import torch  # the process that only distributes tests does not need it
+    import gin  # the process that only distributes tests needs neither
+    import torch
 
     if not torch.cuda.is_available():  # without a GPU, torch stores every seed with the stack that set it
-        torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = lambda _: None
+        torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = torch.mtia.manual_seed_all = lambda _: None
+    # Every run writes its configuration, and most values are the same.
+    write, seen = gin.config._format_value, functools.lru_cache(None, typed=True)(gin.config._format_value)
+    plain = (bool, int, float, str, type(None))
+    gin.config._format_value = lambda value: (seen if type(value) in plain else write)(value)
     gc.collect()
     gc.freeze()  # collected objects are not scanned again
     gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long files come first, so that all workers end at about the same time."""
+    slow = {item.path for item in items for mark in item.iter_markers() if mark.name in ("slow", "learning")}
+    num_tests = collections.Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path not in slow, -num_tests[item.path]))
     if (seed := config.getoption("--shuffle")) is not None:
         rng = random.Random(seed)
         rng.shuffle(items)

@@ -158,6 +158,11 @@ def run_preset(name: str, folder: Path, *settings: str, on_top: Sequence[str] = 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_collects_learns_evaluates_and_saves(name: str, tmp_path: Path) -> None:
     settings = ["Experiment.test_run=True", "Experiment.parallel_actors=2"]
+    owners = {b.key.partition(".")[0] for b in read_source([name]).bindings}
+    shorter = [f"{owner}.kwargs={{'max_episode_steps': 100}}" for owner in ("partial_env", "gym_env")]
+    shorter = [one for one in (*shorter, "KShotWrapper.num_attempts=2") if one.partition(".")[0] in owners]
+    if shorter:
+        settings += [shorter[0], "Experiment.val_timesteps_per_epoch=100"]
     if name.startswith("ppo/"):
         settings += ["PPOLearner.minibatches=2", "PPOLearner.update_epochs=1"]
     if name == "ppo/pong":

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...envs.generators import python_state, set_python_state
+
 
 def draw_seed() -> int:
     """A fresh seed from the operating system, in [0, 2**31)."""
@@ -37,7 +39,7 @@ class GlobalGenerators:
     def state_dict(self) -> dict[str, Any]:
         """States of all generators, including torch's on the CPU and on every CUDA device."""
         return {
-            "python": random.getstate(),
+            "python": python_state(),
             "numpy": np.random.get_state(legacy=True),  # noqa: NPY002
             "cpu": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
@@ -45,7 +47,7 @@ class GlobalGenerators:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`; CUDA's are ignored if the number of devices differs."""
-        random.setstate(state["python"])
+        set_python_state(state["python"])
         np.random.set_state(state["numpy"])  # noqa: NPY002
         torch.set_rng_state(state["cpu"])
         if state["cuda"] and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():

@@ -176,12 +176,10 @@ def test_two_updates_change_what_they_should_and_ignore_padding(case: str) -> No
 
 BINS = partial(ValueBins, num_bins=32, low=-20.0, high=20.0)
 LEARN: dict[str, Case] = {
-    "multi-task discrete": (MultiTaskAgent, TWO, {"bins_type": BINS}),
     "multi-task box": (MultiTaskAgent, ONE_BOX, {"bins_type": BINS}),
     "dqn": (DQNAgent, TWO, {}),
     "sac discrete": (SACAgent, TWO, {"alpha": 0.1}),
     "sac box": (SACAgent, ONE_BOX, {"alpha": 0.1}),
-    "iql discrete": (IQLAgent, TWO, {}),
     "iql box": (IQLAgent, ONE_BOX, {"beta": 10.0, "expectile": 0.9}),
     "bc": (BCAgent, TWO, {}),
 }

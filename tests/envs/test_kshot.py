@@ -196,7 +196,7 @@ def test_gin_configures_trials_in_every_kind_of_worker(kind: str, inner: str, op
         f"KShotWrapper.env = {inner}\nKShotWrapper.num_attempts = 2\n"
         "gym_env.env_id = 'CartPole-v1'\nTMazePassive.horizon = 3"
     )
-    env = opened(kind, [resolve_env(KShotWrapper)] * 2)
+    env = opened(kind, [resolve_env(KShotWrapper)] * 2, num_workers=1)
     assert env.env_names == ["TMazePassive" if "TMaze" in inner else "CartPole"] * 2
     env.reset(seed=0)
     metrics, num_trials = [], 0

@@ -16,7 +16,6 @@ from loxodon.experiment.artifacts import WandbStore
 
 from .fakes import KilledError, make_experiment, metrics, run
 
-wandb = pytest.importorskip("wandb")
 BLOCK, HEADER = 32768, 7  # bytes; a file of wandb is a log in LevelDB's format behind a header of 7 bytes
 SMALL: dict[str, Any] = {"epochs": 2, "ckpt_interval": 1, "train_batches_per_epoch": 2}
 
@@ -24,6 +23,7 @@ SMALL: dict[str, Any] = {"epochs": 2, "ckpt_interval": 1, "train_batches_per_epo
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty home directory, with no wandb settings except these."""
+    wandb = pytest.importorskip("wandb")
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     home = tmp_path / "home"
@@ -61,6 +61,8 @@ def records(path: Path) -> list[Any]:
 
 def offline_records(exp: Experiment) -> list[Any]:
     """The records of all offline runs of an experiment, in order of creation."""
+    import wandb
+
     wandb.teardown()  # its service may still be writing
     paths = sorted((exp.run_dir / "wandb_logs" / "wandb").glob("offline-run-*/*.wandb"), key=made_at)
     return [record for path in paths for record in records(path)]

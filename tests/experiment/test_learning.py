@@ -96,9 +96,9 @@ def test_the_agent_learns_both_factors_and_acts_without_the_experiment(tmp_path:
             parallel_actors=8,
             epochs=4,
             train_timesteps_per_epoch=64,
-            train_batches_per_epoch=60,
+            train_batches_per_epoch=35,
             batch_size=16,
-            learning_rate=3e-3,
+            learning_rate=5e-3,
             lr_warmup_steps=10,
             save_trajs_as="npz-compressed",
             seed=1,
@@ -134,20 +134,21 @@ def _leave_no_trace() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.learning
 def test_hindsight_learns_where_rewards_are_too_rare(tmp_path: Path) -> None:
-    """With strategy "none", 0.15 of the goals are reached; with hindsight, 0.43."""
+    """With strategy "none", 0.23 of the goals are reached; with hindsight, 0.53."""
     settings = {
         "Experiment.ckpt_base_dir": str(tmp_path),
         "Experiment.seed": 0,
         "Actor.d_hidden": 64,
         "CriticEnsemble.d_hidden": 64,
-        "MazeRunner.size": 9,
-        "MazeRunner.time_limit": 30,
-        "Experiment.max_seq_len": 30,
+        "MazeRunner.size": 7,
+        "MazeRunner.time_limit": 20,
+        "Experiment.max_seq_len": 20,
+        "Experiment.batch_size": 16,
         "Experiment.epochs": 4,  # the first one only collects
-        "Experiment.train_timesteps_per_epoch": 90,
-        "Experiment.train_batches_per_epoch": 60,
+        "Experiment.train_timesteps_per_epoch": 60,
+        "Experiment.train_batches_per_epoch": 50,
         "Experiment.val_interval": None,  # only at the end
-        "Experiment.val_timesteps_per_epoch": 150,
+        "Experiment.val_timesteps_per_epoch": 100,
         "Experiment.ckpt_interval": None,
         "Experiment.torch_threads": 1,
         "Experiment.verbose": False,
@@ -158,4 +159,4 @@ def test_hindsight_learns_where_rewards_are_too_rare(tmp_path: Path) -> None:
     experiment.start()
     metrics = experiment.learn()
     experiment.close()
-    assert metrics["val/success"] > 0.35
+    assert metrics["val/success"] > 0.4

@@ -130,7 +130,7 @@ def assert_same(one: Path, two: Path) -> None:
 
 
 CASES: dict[str, tuple[dict[str, Any], str]] = {
-    "mixture, drawn seed": ({"workers": 2}, "Experiment.seed = None\n"),
+    "mixture, drawn seed": ({}, "Experiment.seed = None\n"),
     "dropout, priorities": ({"encoder": "TransformerTrajEncoder", "sampler": "PrioritySampler"}, ""),
     "cut episodes": ({}, "Collector.save_env_state = False\nCheckpointManager.exact_resume = True\n"),
     "cut files": ({}, "Experiment.traj_save_len = 8\nTMazePassive.horizon = 20\n"),

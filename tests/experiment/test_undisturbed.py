@@ -92,7 +92,8 @@ def assert_same(one: Experiment, two: Experiment) -> None:
 
 
 @pytest.mark.parametrize(
-    ("agent", "env"), [*((agent, StoredEnv) for agent in AGENTS), ("off-policy", LongEnv), ("ppo", LongEnv)]
+    ("agent", "env"),
+    [("overlap", StoredEnv), ("ppo-transformer", StoredEnv), ("off-policy", LongEnv), ("ppo", LongEnv)],
 )
 def test_checkpoints_and_a_death_change_neither_episodes_nor_files_nor_weights(
     tmp_path: Path, agent: str, env: type[LongEnv]

@@ -40,6 +40,7 @@ def test_every_metric_of_an_off_policy_run_is_explained(tmp_path: Path, kind: An
     exp = run(
         make_experiment(
             tmp_path,
+            epochs=1,
             agent_type=partial(kind, **settings),
             tstep_encoder_type=partial(FFTstepEncoder, d_hidden=16, d_output=8),
             traj_encoder_type=partial(GRUTrajEncoder, d_hidden=8, d_output=8),

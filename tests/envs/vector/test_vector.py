@@ -110,7 +110,7 @@ def test_box_actions_and_nested_observations_are_supported(kind: str, opened: An
     assert env.observation_space.contains(obs)
 
 
-@pytest.mark.parametrize("kind", ["sync", "fork", "spawn"])
+@pytest.mark.parametrize("kind", ["sync", "fork"])
 def test_every_actor_may_have_its_own_callable(kind: str, opened: Any) -> None:
     """The actors are a class, a function, and a recipe with a fixed name; names change with episodes."""
     own = EnvSpec(ScriptedEnv, {"gain": 3.0}, env_name="own")

@@ -206,7 +206,7 @@ MAIN_SCRIPT = """
 import sys, types
 import gymnasium as gym, numpy as np
 from loxodon.envs import EnvSpec, make_vector_env
-import torch
+import colorsys  # nothing else imports it
 
 class MyEnv(gym.Env):
     observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
@@ -214,7 +214,7 @@ class MyEnv(gym.Env):
     def reset(self, *, seed=None, options=None):
         return np.zeros(1, np.float32), {}
     def step(self, action):
-        return np.zeros(1, np.float32), float("torch" in sys.modules), False, False, {}
+        return np.zeros(1, np.float32), float("colorsys" in sys.modules), False, False, {}
 
 if __name__ == "__main__":
     for context in ("spawn", "forkserver"):
@@ -271,7 +271,7 @@ def _is_running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("kind", ["sync", "fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("kind", ["sync", "fork", "forkserver"])
 def test_gin_reaches_environments_and_what_they_build_inside(kind: str, opened: Any) -> None:
     gin.parse_config("ScriptedEnv.gain = %GAIN\nGAIN = 4.0\nTMazePassive.horizon = 3")
     env = opened(kind, [resolve_env(ScriptedEnv), resolve_env(make_scripted_inside)], num_workers=1)
@@ -439,8 +439,8 @@ def test_bindings_of_late_imports_of_an_environment_count(opened: Any) -> None:
 
 
 def drawn_in(kind: str, seed: int | None) -> tuple[list[float], list[float], list[list[float]]]:
-    """Draws of 6 environments in 3 workers, at construction and in two episodes each."""
-    env = make_vector_env([EnvSpec(DrawingEnv)] * 6, "async", context=kind, num_workers=3, seed=seed)
+    """Draws of 6 environments in 2 workers, at construction and in two episodes each."""
+    env = make_vector_env([EnvSpec(DrawingEnv)] * 6, "async", context=kind, num_workers=2, seed=seed)
     try:
         made = list(env.get_attr("drawn"))
         first = env.reset(seed=5)[0]["observation"][:, 1].tolist()

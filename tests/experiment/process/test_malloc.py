@@ -20,10 +20,10 @@ import torch
 def faults(times):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(times):
-        torch.ones(16_000_000)  # 64 MB, more than glibc would ever keep by itself
+        torch.ones(9_000_000)  # 36 MB, more than glibc would ever keep by itself
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-faults(10)  # until all that it asks for has its place
+faults(3)  # until all that it asks for has its place
 print(faults(10))
 """
 
