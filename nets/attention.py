@@ -187,10 +187,11 @@ def attend(
         read = weighted if is_exact else _weighted_in_full  # autocast would round the float32 keys of a ring
         return read(q, k, v, *sight.terms(heads), sink, dropout)
     assert isinstance(sight, SequenceSight)  # a ring has a single query
-    found = []
-    for part, group in heads.groups:
-        own_sink = None if sink is None else sink[part]
-        found.append(_by_kernel(q[:, part], k[:, part], v[:, part], sight, group, own_sink, dropout, kernel))
+    if not heads.all_see_present and sight.sees_all_episodes:
+        k, v, heads = _one_later(k, heads, sight.resets), _one_later(v, heads, sight.resets), heads.shifted
+    sinks = [None] * len(heads.groups) if sink is None else heads.split(sink, dim=0)
+    groups = zip(heads.groups, *(heads.split(x, dim=1) for x in (q, k, v)), sinks, strict=True)
+    found = [_by_kernel(*group, sight, dropout, kernel) for group in groups]
     return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
 
@@ -231,31 +232,26 @@ def _fading(heads: Heads, lag: Tensor) -> Tensor:
 
 
 def _by_kernel(
+    heads: Heads,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    sight: SequenceSight,
-    heads: Heads,
     sink: Tensor | None,
+    sight: SequenceSight,
     dropout: float,
     kernel: Kernel,
 ) -> Tensor:
     """Softmax attention of heads that attend in the same way; see `attend`."""
     kind, batch = heads.kinds[0], q.shape[0]
     further = [] if sink is None else [sink.to(k.dtype).expand(batch, -1, -1, -1)]  # keys with value 0
-    sees_present = kind.sees_present
-    if not sees_present and sight.sees_all_episodes:
-        # Each key moves to the next timestep, and zeros replace the first key of an episode.
-        k, v = (_one_later(x, sight.resets) for x in (k, v))
-        sees_present = True
-    elif not sees_present:
+    if not kind.sees_present:
         further.append(torch.zeros_like(k[:, :, :1]))
-    if sees_present and not further and not kind.fades:
+    if not further and not kind.fades:
         if kernel is sdpa and sight.resets is not None and _can_be_packed(q, v, dropout):
             return _packed(q, k, v, sight)
         return kernel(q, k, v, sight.mask, dropout)
     mask = sight.is_seen()
-    if not sees_present:
+    if not kind.sees_present:
         mask = mask & sight.is_past()
     if kind.fades:
         mask = torch.where(mask, -_fading(heads, sight.lag()), -torch.inf).to(q.dtype)
@@ -265,10 +261,17 @@ def _by_kernel(
     return kernel(q, k, v, mask, dropout)
 
 
-def _one_later(x: Tensor, resets: Tensor | None) -> Tensor:
-    """Shift x (B, H, L, E) by one timestep; each episode begins with zeros."""
-    later = F.pad(x[:, :, :-1], (0, 0, 1, 0))
-    return later if resets is None else later.masked_fill(resets[:, None, :, None], 0.0)
+def _one_later(x: Tensor, heads: Heads, resets: Tensor | None) -> Tensor:
+    """Shift keys or values (B, H, L, E) of heads that do not see the present to the next timestep.
+
+    Zeros replace the first timestep of an episode.
+    """
+    parts = list(heads.split(x, dim=1))
+    for i, group in enumerate(heads.groups):
+        if not group.all_see_present:
+            later = F.pad(parts[i][:, :, :-1], (0, 0, 1, 0))
+            parts[i] = later if resets is None else later.masked_fill(resets[:, None, :, None], 0.0)
+    return torch.cat(parts, dim=1)
 
 
 @cache

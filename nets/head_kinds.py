@@ -11,10 +11,11 @@ for all heads is the published Transformer. To add a kind, write an object and a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Heads:
     Attributes:
         kinds: the kind of each head.
         groups: neighbouring heads that attend in the same way, given queries and keys.
+        shifted: these heads after a shift of keys and values that lets all of them read their own timestep.
         sees_present: (H, 1, 1) float, 1 for heads that read their own timestep, else 0.
         any_fades: True if the logits of some heads fall with the distance.
         all_see_present: True if all heads read their own timestep.
@@ -88,13 +90,12 @@ class Heads:
     def __init__(self, kinds: Sequence[HeadKind]) -> None:
         self.kinds = tuple(kinds)
         runs = [list(run) for _, run in groupby(self.kinds, lambda kind: (kind.fades, kind.sees_present))]
-        self.groups, start = [], 0
-        for run in runs:
-            part = slice(start, start + len(run))
-            self.groups.append((part, self if len(runs) == 1 else Heads(run)))
-            start = part.stop
+        self.groups: list[Heads] = [self] if len(runs) == 1 else [Heads(run) for run in runs]
         self.any_fades, self.all_see_present = self.num("fades") > 0, self.num("sees_present") == len(self)
         self.sees_present = torch.tensor([float(kind.sees_present) for kind in kinds])[:, None, None]
+        self.shifted = self
+        if not self.all_see_present:
+            self.shifted = Heads([replace(kind, sees_present=True) for kind in kinds])
         fades = torch.tensor([kind.fades for kind in kinds])
         slopes = 2.0 ** (-8.0 * fades.cumsum(0) / max(self.num("fades"), 1))
         self.slopes = torch.where(fades, slopes, 0.0)[:, None, None]
@@ -126,6 +127,10 @@ class Heads:
 
     def __len__(self) -> int:
         return len(self.kinds)
+
+    def split(self, x: Tensor, dim: int) -> Sequence[Tensor]:
+        """Split a tensor with an axis of heads into those of each group."""
+        return x.split([len(group) for group in self.groups], dim)  # type: ignore[no-untyped-call]
 
     def num(self, trait: str) -> int:
         """Number of heads with this attribute of `HeadKind`."""
