@@ -262,6 +262,10 @@ class Experiment(Settings):
             logger.info("Experiment.seed was not set; this run uses seed %d", self.ctx.progress.seed)
         if self.deterministic != torch.are_deterministic_algorithms_enabled():  # setting it imports a lot
             torch.use_deterministic_algorithms(self.deterministic)
+        if self.DEVICE.type == "cuda":
+            torch.set_float32_matmul_precision(self.matmul_precision)
+            if self.deterministic:  # cuBLAS reads this when it starts
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         seed_global_generators(self.ctx.seed_of("envs"))
 
     def init_dsets(self) -> RLDataset:

@@ -203,6 +203,13 @@ class Settings:
     )
     l2_coeff: float = setting(1e-3, "weight decay of AdamW", lowest=0)
     mixed_precision: str = setting("no", "precision of the updates", choices=("no", "fp16", "bf16"))
+    matmul_precision: str = setting(
+        "highest",
+        'float32 matrix products on a CUDA device: "high" uses TF32, which has as many digits as fp16; see '
+        "torch.set_float32_matmul_precision",
+        choices=("highest", "high", "medium"),
+        in_hash=False,
+    )
 
     # ---- extras ----
 

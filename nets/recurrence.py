@@ -46,6 +46,20 @@ def in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
+def running_sum(x: Tensor) -> Tensor:
+    """Sums (..., L, D) over each place of the last but one axis and those before it.
+
+    On CUDA, torch's own sums depend on the order in which threads finish, and are an error if
+    torch.use_deterministic_algorithms is on. A matrix product is not.
+    """
+    return _summed_by_product(x) if torch.are_deterministic_algorithms_enabled() else x.cumsum(-2)
+
+
+@in_full_precision
+def _summed_by_product(x: Tensor) -> Tensor:
+    return torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device=x.device).tril() @ x
+
+
 # --- one number per channel ----------------------------------------------------------------------------
 
 
@@ -235,7 +249,7 @@ class _Decays:
         visible = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).tril()
         chunks = _chunked(log_decay, size)
         if resets is None:
-            within = chunks.cumsum(-2)
+            within = running_sum(chunks)
             to_end = (within[..., -1:, :] - within).exp()
             from_start = within.exp()
             return cls(within, visible, from_start, to_end, from_start[..., -1, :])

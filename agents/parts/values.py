@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...nets import RunningStatistics, debiased_rate
+from ...nets.recurrence import running_sum
 from .checks import require_above_zero
 
 _LEAST_SIGMA = 1e-4  # keeps divisions finite
@@ -289,7 +290,7 @@ class SummedValues(FixedUnits):
     def value(self, outputs: Tensor) -> Tensor:
         added = self.unit * outputs.float()
         if self._places is None:
-            return added.cumsum(-2) + self.origin
+            return running_sum(added) + self.origin
         ascending, given = self._places
-        values = added.index_select(-2, ascending).cumsum(-2).index_select(-2, given)
+        values = running_sum(added.index_select(-2, ascending)).index_select(-2, given)
         return values + self.origin

@@ -145,6 +145,17 @@ def test_chunks_give_the_results_and_gradients_of_the_loop(kind: str, length: in
     torch.testing.assert_close(tensors(chunked(*args)), without, rtol=1e-9, atol=1e-9)
 
 
+def test_running_sums_are_matrix_products_if_they_must_be_deterministic() -> None:
+    x = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = R.running_sum(x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(found, x.cumsum(1))
+    assert torch.equal(R.running_sum(x), x.cumsum(1))
+
+
 def test_a_reversed_recurrence_is_the_loop_from_the_last_timestep() -> None:
     """In float32, with decays of 0 and 1, which are ends of episodes and steps without discount."""
     decay, inputs, state = diagonal(2048)
