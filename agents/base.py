@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from ..nets import (
     TstepEncoder,
     sum_over_processes,
 )
+from ..nets.images import say_once
 from ..nets.mlp import RMSNorm
 from .policies import ActionMask, distribution_for
 from .sequence_model import SequenceModel
@@ -69,6 +71,7 @@ class ActOutput:
     extras: dict[str, Tensor] = field(default_factory=dict)
 
 
+MAX_COMPILED = 8  # torch's own limit on versions of a compiled function
 CODE_SUPPLIED = ["obs_space", "action_space", "tstep_encoder_type", "traj_encoder_type", "max_seq_len"]
 """Arguments of every agent that code supplies; gin may not bind them."""
 
@@ -249,13 +252,25 @@ class BaseAgent(nn.Module, ABC):
         """Compile the losses of updates with torch.compile; the first update is slow.
 
         The losses of off-policy agents and BCAgent are a single graph, except with GRU or LSTM, which break
-        it, hybrids and Gaussian mixtures. Updates with metrics are not compiled.
+        it, hybrids and Gaussian mixtures. Updates with metrics are not compiled. Each shape of batches is
+        compiled on its own, up to eight; a run pads its batches to four lengths.
         """
-        plain = self.forward
-        compiled = torch.compile(plain, backend=backend)
+        plain, shapes = self.forward, set[torch.Size]()
+        compiled = torch.compile(plain, backend=backend, dynamic=False)
 
         def forward(batch: Any, with_metrics: bool = False) -> LossTerms:
-            return plain(batch, True) if with_metrics else compiled(batch)
+            if with_metrics:
+                return plain(batch, True)
+            shapes.add(batch.mask.shape)
+            if len(shapes) == MAX_COMPILED:
+                say_once(
+                    f"The losses are compiled for batches of {MAX_COMPILED} shapes, the last one "
+                    f"{tuple(batch.mask.shape[:2])}. torch.compile does not compile further ones, so updates "
+                    "on them are slow. Fix: set Experiment.compile_learning = False, or, if it is True, "
+                    "Experiment.packed_batches = False.",
+                    logging.WARNING,
+                )
+            return compiled(batch)
 
         # Replacing a method instead of wrapping the module keeps the names of the parameters.
         self.forward = forward  # type: ignore[method-assign]

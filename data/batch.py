@@ -6,11 +6,13 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .trajectory import Array, Layout, Trajectory
 
@@ -118,9 +120,14 @@ class Batch:
         """Return this batch on another device; non_blocking copies pinned memory in the background."""
         return _mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-    def pin_memory(self) -> Batch:
-        """Return this batch in page-locked memory, from which copies to a GPU can run in the background."""
-        return _mapped(self, lambda tensor: tensor.pin_memory())
+    def padded(self, num_transitions: int) -> Batch:
+        """Return this batch with rows of at least `num_transitions` transitions; zeros fill them up."""
+        missing = num_transitions - self.mask.shape[1]
+
+        def longer(x: Tensor) -> Tensor:  # fields of windows have a single axis
+            return x if x.dim() == 1 else F.pad(x, [0, 0] * (x.dim() - 2) + [0, missing])
+
+        return self if missing <= 0 else _mapped(self, longer)
 
 
 _AnyBatch = TypeVar("_AnyBatch", bound="Batch | RolloutBatch")
@@ -189,6 +196,41 @@ def packed_rows(trajs: Sequence[Trajectory], max_seq_len: int) -> Rows:
         if widest == longest + 1:  # more rows would not be shorter
             break
     return best
+
+
+BlockReader = Callable[[Tensor], Batch]
+"""Reads a batch from a block, or from a copy of it."""
+
+
+def in_one_block(batch: Batch, *, pin_memory: bool = False) -> tuple[Tensor, BlockReader]:
+    """Copy all tensors of a batch into one block of bytes, which takes one transfer to a device.
+
+    Tensors read from a block are parts of it. They are views of torch, not of NumPy: torch frees page-locked
+    memory only after pending copies, which it finds by the first byte of the block.
+
+    Args:
+        batch: a batch on the CPU.
+        pin_memory: whether the block is in page-locked memory, which can be copied in the background.
+    """
+    tensors: list[Tensor] = []
+    _mapped(batch, lambda x: tensors.append(x) or x)  # type: ignore[func-returns-value]
+    rooms = (-(-x.nbytes // 64) * 64 for x in tensors)  # every tensor begins at a cache line
+    starts = list(accumulate(rooms, initial=0))
+    block = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=pin_memory)
+
+    def read(block: Tensor) -> Batch:
+        places = iter(starts)
+
+        def part(x: Tensor) -> Tensor:
+            start = next(places)
+            return block[start : start + x.nbytes].view(x.dtype).view(x.shape)
+
+        return _mapped(batch, part)
+
+    own: list[Tensor] = []
+    _mapped(read(block), lambda x: own.append(x) or x)  # type: ignore[func-returns-value]
+    torch._foreach_copy_(own, tensors)
+    return block, read
 
 
 def batch_of(rows: Rows, layout: Layout | None = None) -> Batch:

@@ -31,7 +31,7 @@ _KEPT_BLOCKS = 4  # per worker
 _GRACE_S = 15  # seconds that a worker has after SIGTERM
 
 
-@gin.configurable(denylist=["dataset", "batch_size", "num_workers", "seed", "rank", "pin_memory", "packs"])
+@gin.configurable(denylist=["dataset", "batch_size", "num_workers", "seed", "rank", "packs"])
 class BatchLoader:
     """Samples padded or packed batches.
 
@@ -56,7 +56,6 @@ class BatchLoader:
         num_workers: worker processes; 0 samples in this process.
         seed: seed of the run.
         rank: number of this process among those that train together.
-        pin_memory: whether batches are in page-locked memory, for a learner on a CUDA device.
         packs: whether short windows share rows of at most the dataset's max_seq_len transitions.
         pool_batches: number of batches whose windows are drawn together; 1 keeps the order of drawing.
 
@@ -72,7 +71,6 @@ class BatchLoader:
         num_workers: int,
         seed: int,
         rank: int = 0,
-        pin_memory: bool = False,
         packs: bool = False,
         pool_batches: int = 8,
     ) -> None:
@@ -81,7 +79,7 @@ class BatchLoader:
         check_number("BatchLoader.pool_batches", pool_batches, lowest=1, whole=True)
         self._dataset, self._num_workers = dataset, num_workers
         self._seed = seed
-        self._source = _EpochSource(dataset, batch_size, rank, pool_batches, pin_memory, packs)
+        self._source = _EpochSource(dataset, batch_size, rank, pool_batches, packs)
         self._num_epochs = 0  # number of epochs begun
         self._workers: DataLoader[Batch] | None = None
         self._blocks: dict[tuple[int, int], Tensor] = {}  # the workers' blocks, as last received
@@ -104,8 +102,6 @@ class BatchLoader:
         if self._num_workers == 0:
             sampled = self._source.sample(epoch, self._seed, num_batches)
             batches: Iterator[Batch] = (batch_of(rows, self._dataset.layout) for rows in sampled)
-            if self._source.pin_memory:
-                batches = map(Batch.pin_memory, batches)
         else:
             # Call this here too, although the workers sample: the dataset's metrics come from this process.
             self._dataset.on_new_epoch(epoch)
@@ -158,7 +154,7 @@ class BatchLoader:
                 if item.data is not None:
                     self._blocks[item.place] = item.data
                 shared = self._blocks[item.place]
-                own = torch.empty_like(shared, pin_memory=self._source.pin_memory).copy_(shared)
+                own = shared.clone()
                 shared[0] = _COPIED
                 for arrays in _arrays(item.specs, own.numpy()):
                     yield as_batch({name: torch.from_numpy(array) for name, array in arrays.items()})
@@ -218,10 +214,9 @@ class _EpochSource(IterableDataset[Any]):
         batch_size: int,
         rank: int,
         pool_batches: int,
-        pin_memory: bool,
         packs: bool,
     ) -> None:
-        self._dataset, self.batch_size, self.pin_memory, self._packs = dataset, batch_size, pin_memory, packs
+        self._dataset, self.batch_size, self._packs = dataset, batch_size, packs
         self._rank, self.pool_batches = rank, pool_batches
         # The workers' next task: epoch, seed, number of batches, and batches per message. They all share it.
         self.order = multiprocessing.RawArray("q", 4)

@@ -56,6 +56,7 @@ from .contracts import Progress, Role, RunContext, Stateful, Trainer
 from .evaluation import Evaluator
 from .fleet import Membership, ReplayRatio
 from .fleet.shared_folder import location_of
+from .learn.batches import NUM_LENGTHS
 from .learn.learner import AnyBatch, Learner, masked_losses
 from .learn.off_policy import OffPolicyTrainer
 from .learn.optimizer import make_optimizer
@@ -311,7 +312,6 @@ class Experiment(Settings):
             num_workers=self.dloader_workers,
             seed=derive_seed(self.ctx.progress.seed, "loader"),
             rank=self.accelerator.process_index,
-            pin_memory=self.DEVICE.type == "cuda",
             packs=self.packed_batches,
         )
         return self.loader
@@ -404,6 +404,7 @@ class Experiment(Settings):
                 num_batches=self.train_batches_per_epoch,
                 first_epoch=self.start_learning_at_epoch,
                 log_interval=self.log_interval,
+                bucket_size=math.ceil(self.max_seq_len / NUM_LENGTHS) if self.compile_learning else None,
             )
         check_for_on_policy(self, type(self.policy).__name__)
         trainer = self.on_policy_learner_type(

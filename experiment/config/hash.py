@@ -26,7 +26,6 @@ SETTINGS = (
     "WallClockLimit.*",  # a stopped run continues as if it had not been
     # number of processes and threads
     "AsyncVectorEnv.num_workers",
-    "*.pin_memory",
 )
 """Bindings that do not affect the result, as patterns; everything else counts as a hyper-parameter.
 

@@ -498,6 +498,7 @@ class Learner:
         details["batch_timesteps"] = torch.stack([b.mask.sum() for b in batches]).sum()
         details["batch_places"] = torch.tensor(sum(b.mask.numel() for b in batches))
         details["sequence_length_max"] = torch.tensor(max(b.mask.shape[1] for b in batches))
+        details, grad_norms = _on_host(details), _on_host(grad_norms)
         if self.accelerator.num_processes > 1:
             own = {name: value.item() for name, value in details.items()}
             weight = batches[-1].mask.sum().item()
@@ -587,6 +588,15 @@ def grad_norms(agent: nn.Module) -> dict[str, Tensor]:
         if grads := [p.grad for p in part.parameters() if p.grad is not None]:
             found[f"grad_norm/{name}"] = torch.stack(torch._foreach_norm(grads)).norm()
     return found
+
+
+def _on_host(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Scalar tensors on the CPU in float64, by one copy, because each copy from a GPU waits for it."""
+    device = next((x.device for x in figures.values() if x.device.type != "cpu"), None)
+    if device is None:
+        return dict(figures)
+    values = torch.stack([x.to(device, torch.float64) for x in figures.values()]).cpu()
+    return dict(zip(figures, values.unbind(), strict=True))
 
 
 def _sum(scalars: Sequence[Tensor]) -> Tensor:

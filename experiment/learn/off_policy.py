@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...data import BatchLoader, RLDataset
+from ...data import Batch, BatchLoader, RLDataset
 from ..contracts import NO_DATA, RunContext, Trainer
 from ..fleet import ReplayRatio
 from ..process.distributed import StopWatch, merge_metrics
+from .batches import copied_ahead, in_buckets
 from .learner import Learner, log_figures
 
 logger = logging.getLogger("loxodon")
@@ -40,6 +41,7 @@ class OffPolicyTrainer(Trainer):
         num_batches: per epoch and process.
         first_epoch: first epoch with updates.
         log_interval: batches between records.
+        bucket_size: batches are padded to multiples of so many transitions; None for no padding.
     """
 
     def __init__(
@@ -56,11 +58,12 @@ class OffPolicyTrainer(Trainer):
         num_batches: int,
         first_epoch: int,
         log_interval: int,
+        bucket_size: int | None = None,
     ) -> None:
         self.ctx, self.learner, self.dataset, self.loader, self.pace = ctx, learner, dataset, loader, pace
         self.train_step, self.why_idle = train_step, why_idle
         self.num_batches, self.batches_per_update = num_batches, pace.batches_per_update
-        self.first_epoch, self.log_interval = first_epoch, log_interval
+        self.first_epoch, self.log_interval, self.bucket_size = first_epoch, log_interval, bucket_size
         self.batch_size, self.timesteps_per_forward = batch_size, batch_size * dataset.max_seq_len
 
     def describe(self) -> str:
@@ -117,7 +120,7 @@ class OffPolicyTrainer(Trainer):
         self.ctx.console.measure(lambda: num_updates * self.batches_per_update / num_batches)
         # The number of batches so far follows from the epoch, so that a resumed run logs at the same points.
         seen = epoch * self.num_batches
-        for i, batch in enumerate(self.loader.epoch(epoch, num_batches)):
+        for i, batch in enumerate(self._batches(epoch, num_batches)):
             micro_batches.append(batch)
             versions += [] if batch.policy_versions is None else [batch.policy_versions]
             if len(micro_batches) < self.batches_per_update and i < last:
@@ -147,6 +150,10 @@ class OffPolicyTrainer(Trainer):
             figures = self._policy_lag(versions) | self.pace.figures()
             self._report(means, figures, num_updates, skips, time.perf_counter() - start_s)
 
+    def _batches(self, epoch: int, num_batches: int) -> Iterator[Batch]:
+        batches = in_buckets(self.loader.epoch(epoch, num_batches), self.bucket_size)
+        return copied_ahead(batches, self.ctx.accelerator.device)
+
     def _report(
         self,
         means: Mapping[str, float],
@@ -170,7 +177,7 @@ class OffPolicyTrainer(Trainer):
 
     def _policy_lag(self, versions: Sequence[Tensor]) -> dict[str, float]:
         """Number of versions that the trajectories are behind the learning policy; empty if none is known."""
-        known = torch.cat([torch.zeros(0, dtype=torch.int64), *versions])
-        known = known[known >= 0].double()
+        known = torch.cat(versions).cpu().double() if versions else torch.zeros(0)
+        known = known[known >= 0]
         newest = self.ctx.progress.policy_version
         return {"train/policy_lag": newest - float(known.mean())} if len(known) else {}

@@ -17,6 +17,7 @@ from ..callbacks import Callback
 from ..checkpoint.policy_file import plain_tensors
 from ..collect.build import layout_of
 from ..contracts import Run
+from ..learn.batches import copied_ahead
 from ..learn.learner import Learner, log_figures, masked_losses
 from ..ppo import PPOLearner
 from ..process.distributed import StopWatch, merge_metrics
@@ -195,7 +196,7 @@ class Pretraining(Callback):
         seen = list[dict[str, Any]]()  # the losses of every update
         loader, micro_batches = self._loader(), list[Any]()
         try:
-            for batch in loader.epoch(0, num_updates * group):
+            for batch in copied_ahead(loader.epoch(0, num_updates * group), run.DEVICE):
                 micro_batches.append(Demonstrations(batch, estimate))
                 if len(micro_batches) < group:
                     continue
@@ -230,6 +231,5 @@ class Pretraining(Callback):
             num_workers=self.settings.dloader_workers,
             seed=derive_seed(self.run.ctx.progress.seed, "pretraining loader"),
             rank=self.run.ctx.accelerator.process_index,
-            pin_memory=self.run.DEVICE.type == "cuda",
             packs=self.settings.packed_batches,
         )

@@ -119,6 +119,18 @@ def test_compiled_losses_are_one_graph_with_the_same_gradients(kind: type, setti
     torch.testing.assert_close(found[1], found[0])
 
 
+def test_a_warning_comes_before_losses_are_no_longer_compiled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    agent = make(Agent, DISCRETE)
+    agent.compile_learning()
+    for length in [*range(1, 8), 1, 2, 8]:
+        assert "8 shapes" not in caplog.text
+        agent(make_batch(DISCRETE, length=length))
+    assert "compiled for batches of 8 shapes, the last one (3, 8)" in caplog.text
+
+
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("kind", [Agent, MultiTaskAgent])

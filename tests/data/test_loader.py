@@ -14,6 +14,7 @@ import torch
 
 from loxodon.data import Batch, BatchLoader, DiskTrajDataset, RLDataset, Trajectory
 from loxodon.data import loader as loader_module
+from loxodon.data.batch import in_one_block
 from loxodon.data.loader import cut_by_length
 
 Fill = Callable[[Path, list[int]], list[Path]]
@@ -99,18 +100,13 @@ def test_a_pool_lowers_the_padding_and_the_metric_counts_it(
     dataset: DiskTrajDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[int] = []
-    pinned: list[Batch] = []
     original = dataset.sample_windows
     monkeypatch.setattr(dataset, "sample_windows", lambda n, rng: drawn.append(n) or original(n, rng))
-    monkeypatch.setattr(Batch, "pin_memory", lambda batch: pinned.append(batch) or batch)
 
     def padded(*, pool_batches: int) -> float:
-        loader = BatchLoader(
-            dataset, batch_size=4, num_workers=0, seed=0, pool_batches=pool_batches, pin_memory=True
-        )
+        loader = BatchLoader(dataset, batch_size=4, num_workers=0, seed=0, pool_batches=pool_batches)
         assert loader.metrics() == {}
         batches = list(loader.epoch(0, 50))
-        assert list(map(id, batches)) == list(map(id, pinned[-50:]))  # pinned for a CUDA device
         zeros = sum(int((~batch.mask).sum()) for batch in batches)
         expected = zeros / sum(batch.mask.numel() for batch in batches)
         assert loader.metrics() == {"padded_fraction": pytest.approx(expected)}
@@ -118,6 +114,22 @@ def test_a_pool_lowers_the_padding_and_the_metric_counts_it(
 
     assert 0 < padded(pool_batches=8) < padded(pool_batches=1) / 2
     assert drawn[:7] == [32] * 6 + [8]
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_one_block_holds_a_whole_batch(dataset: DiskTrajDataset, packs: bool) -> None:
+    loader = BatchLoader(dataset, batch_size=4, num_workers=0, seed=0, packs=packs)
+    (batch,) = loader.epoch(0, 1)
+    block, read = in_one_block(batch)
+    found = read(block.clone())  # as on another device
+    block.zero_()
+    flat, same = ({**vars(x), **x.obs, "obs": None} for x in (batch, found))
+    assert flat.keys() == same.keys()
+    for name, value in flat.items():
+        if value is None:
+            assert same[name] is None, name
+        else:
+            torch.testing.assert_close(same[name], value, rtol=0, atol=0, equal_nan=True)
 
 
 def test_packed_batches_hold_the_windows_of_padded_ones_in_less_space(dataset: DiskTrajDataset) -> None:

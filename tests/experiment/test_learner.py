@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from loxodon.agents import LossTerms
 from loxodon.data import Batch, Trajectory, pack_batch, pad_batch
@@ -76,6 +77,7 @@ def test_micro_batches_give_the_loss_and_the_gradients_of_one_batch(
         {
             "whole": [pad_batch(TRAJECTORIES)],
             "parts": [pad_batch([t]) for t in TRAJECTORIES],
+            "padded": [pad_batch(TRAJECTORIES).padded(12)],
             "packed": [pack_batch(TRAJECTORIES[:2], 12), pack_batch(TRAJECTORIES[2:], 12)],
         },
     )
@@ -91,6 +93,30 @@ def test_micro_batches_give_the_loss_and_the_gradients_of_one_batch(
         assert found[0].keys() == other.keys()
         for name, value in found[0].items():
             assert_equal_but_for_rounding(other[name], value, NUM_OPS, name)
+
+
+class Waits(TorchDispatchMode):
+    """Counts operations whose result the host has to wait for on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._opname in ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "unique_dim"):
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_update_waits_for_a_gpu_only_to_check_the_losses_that_it_logs(tmp_path: Path) -> None:
+    exp, batch = learning(tmp_path), pad_batch(TRAJECTORIES)
+    exp.train_step(batch)
+    with Waits() as plain:
+        exp.train_step(batch)
+    with Waits() as logged:
+        exp.train_step(batch, log_step=True)
+    assert plain.found == []
+    assert logged.found == ["aten._local_scalar_dense.default"]
 
 
 def test_extra_losses_are_masked_and_weighted(tmp_path: Path) -> None:

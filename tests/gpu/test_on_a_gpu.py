@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -14,11 +16,13 @@ from torch import Tensor
 
 from loxodon.agents import Agent
 from loxodon.data import Batch, pack_batch, pad_batch
+from loxodon.experiment.learn.batches import copied_ahead
 from loxodon.experiment.learn.learner import masked_losses
 from loxodon.nets import TransformerTrajEncoder
 
 from ..agents.test_packed_batches import CASES, MAX_SEQ_LEN, OBS, of_windows, tstep, windows
 from ..experiment.fakes import TINY, learning, metrics
+from ..experiment.test_learner import TRAJECTORIES
 from ..nets.encoders import DIM, ENCODERS, MEMORYLESS, WINDOW, episode_times, make_encoder
 from ..transformers import recommended
 
@@ -103,6 +107,33 @@ def test_updates_compiled_for_three_lengths_learn_like_others() -> None:
     for most in (12, 6, 3, 12):
         batch = pad_batch([x for x in windows(space) if len(x) <= most]).to(DEVICE)
         torch.testing.assert_close(loss_of(compiled, batch), loss_of(plain, batch), **ROUNDING)
+
+
+def test_batches_are_copied_in_the_background_and_updates_hardly_wait(
+    tmp_path: Path,
+) -> None:
+    batches = [pad_batch(TRAJECTORIES[: i + 1]) for i in range(4)]
+    for batch, same in zip(batches, copied_ahead(batches, DEVICE), strict=True):
+        assert torch.equal(same.obs["observation"].cpu(), batch.obs["observation"])
+        assert torch.equal(same.mask.cpu(), batch.mask)
+    exp = learning(tmp_path)
+    (batch,) = copied_ahead(batches[-1:], DEVICE)
+    exp.train_step(batch, log_step=True)
+    assert waits_of(lambda: exp.train_step(batch)) == 0
+    assert waits_of(lambda: exp.train_step(batch, log_step=True)) <= 4  # losses, gradients, figures, norms
+    exp.close()
+
+
+def waits_of(call: Callable[[], object]) -> int:
+    """The number of times that a call waits for the GPU."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            call()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(one.message) for one in seen)
 
 
 def test_fp16_skips_an_update_that_overflows(tmp_path: Path) -> None:
