@@ -147,7 +147,7 @@ class Phases:
 
 
 def make_batch(work: Workload, device: torch.device) -> Batch:
-    """Random windows without padding, in pinned memory if the device is a GPU."""
+    """Random windows without padding, on the device: a run copies them during the update before."""
     generator, rows, length = torch.Generator().manual_seed(0), work.batch, work.length
     draw = partial(torch.randn, generator=generator)
     if isinstance(work.action_space, spaces.Discrete):
@@ -164,7 +164,7 @@ def make_batch(work: Workload, device: torch.device) -> Batch:
         dones=torch.zeros(rows, length, 1, dtype=torch.bool),
         mask=torch.ones(rows, length, 1, dtype=torch.bool),
     )
-    return batch if device.type == "cpu" else batch.pin_memory()
+    return batch.to(device)
 
 
 def make_learner(work: Workload, precision: str = "no", device: torch.device = CPU) -> Learner:
