@@ -190,8 +190,11 @@ def attend(
     if not heads.all_see_present and sight.sees_all_episodes:
         k, v, heads = _one_later(k, heads, sight.resets), _one_later(v, heads, sight.resets), heads.shifted
     sinks = [None] * len(heads.groups) if sink is None else heads.split(sink, dim=0)
-    groups = zip(heads.groups, *(heads.split(x, dim=1) for x in (q, k, v)), sinks, strict=True)
-    found = [_by_kernel(*group, sight, dropout, kernel) for group in groups]
+    queries, keys, values = (heads.split(x, dim=1) for x in (q, k, v))
+    found = [
+        _by_kernel(*group, sight, dropout, kernel)
+        for group in zip(heads.groups, queries, keys, values, sinks, strict=True)
+    ]
     return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
 

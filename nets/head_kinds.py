@@ -130,7 +130,7 @@ class Heads:
 
     def split(self, x: Tensor, dim: int) -> Sequence[Tensor]:
         """Split a tensor with an axis of heads into those of each group."""
-        return x.split([len(group) for group in self.groups], dim)  # type: ignore[no-untyped-call]
+        return torch.split(x, [len(group) for group in self.groups], dim)
 
     def num(self, trait: str) -> int:
         """Number of heads with this attribute of `HeadKind`."""

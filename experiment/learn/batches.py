@@ -30,7 +30,7 @@ def copied_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[Bat
     if device.type != "cuda":
         yield from batches
         return
-    stream, ahead = torch.cuda.Stream(device), None
+    stream, ahead = torch.cuda.Stream(device), None  # type: ignore[no-untyped-call]
     for batch in batches:
         block, read = in_one_block(batch, pin_memory=True)
         with torch.cuda.stream(stream):

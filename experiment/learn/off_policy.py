@@ -177,7 +177,7 @@ class OffPolicyTrainer(Trainer):
 
     def _policy_lag(self, versions: Sequence[Tensor]) -> dict[str, float]:
         """Number of versions that the trajectories are behind the learning policy; empty if none is known."""
-        known = torch.cat(versions).cpu().double() if versions else torch.zeros(0)
+        known = torch.cat(list(versions)).cpu().double() if versions else torch.zeros(0)
         known = known[known >= 0]
         newest = self.ctx.progress.policy_version
         return {"train/policy_lag": newest - float(known.mean())} if len(known) else {}
