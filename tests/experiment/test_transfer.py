@@ -1,4 +1,4 @@
-"""Acting on another device: one transfer to it and one from it per vector step, and no other wait."""
+"""Acting on a device: per vector step one transfer to it, one from it, no other wait, and few operations."""
 
 from __future__ import annotations
 
@@ -41,10 +41,12 @@ class Transfers(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up = self.down = 0
+        self.up = self.down = self.operations = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        is_view = any(x.alias_info is not None and not x.alias_info.is_write for x in func._schema.returns)
+        self.operations += not (is_view or func.overloadpacket.__name__.startswith("empty"))
         if func.overloadpacket in (torch.ops.aten.to, torch.ops.aten._to_copy):
             goal = next((x for x in (*args, *kwargs.values()) if isinstance(x, torch.device)), args[0].device)
             self.up += goal.type == "meta" and not args[0].is_meta
@@ -55,10 +57,12 @@ class Transfers(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    ("kind", "encoder", "env"),
-    [(Agent, "transformer", CountingEnv), (PPOAgent, "gru", ToyBox)],
+    ("kind", "encoder", "env", "limit"),
+    [(Agent, "transformer", CountingEnv, 75), (PPOAgent, "gru", ToyBox, 42)],
 )
-def test_a_vector_step_waits_once(kind: type, encoder: str, env: type, tmp_path: Any) -> None:
+def test_a_vector_step_waits_once_and_takes_few_operations(
+    kind: type, encoder: str, env: type, limit: int, tmp_path: Any
+) -> None:
     specs = [EnvSpec(env, {"length": length}) for length in (2, 3, 40)]
     envs: Any = make_vector_env(specs, "sync")
     tstep = partial(FFTstepEncoder, n_layers=1, d_hidden=8, d_output=8)
@@ -73,6 +77,7 @@ def test_a_vector_step_waits_once(kind: type, encoder: str, env: type, tmp_path:
     with Transfers() as transfers:
         collector.collect(STEPS)
     assert (transfers.up, transfers.down) == (STEPS, STEPS)
+    assert transfers.operations < limit * STEPS
     collector.close()
 
 

@@ -8,6 +8,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from loxodon.agents import Agent
 from loxodon.data import Batch, pack_batch, pad_batch
 from loxodon.experiment.learn.learner import masked_losses
+from loxodon.experiment.process.transfer import to_device, to_host
 from loxodon.nets import TransformerTrajEncoder
 
 from ..agents.test_packed_batches import CASES, MAX_SEQ_LEN, OBS, of_windows, tstep, windows
@@ -103,6 +105,16 @@ def test_updates_compiled_for_three_lengths_learn_like_others() -> None:
     for most in (12, 6, 3, 12):
         batch = pad_batch([x for x in windows(space) if len(x) <= most]).to(DEVICE)
         torch.testing.assert_close(loss_of(compiled, batch), loss_of(plain, batch), **ROUNDING)
+
+
+def test_a_transfer_there_and_back_keeps_all_values() -> None:
+    arrays = {
+        "flags": np.array([True, False, True]),
+        "times": np.array([[5], [7]]),
+        "obs": np.eye(3, dtype="f4"),
+    }
+    found = to_host(to_device(arrays, DEVICE))
+    assert all(np.array_equal(found[name], array) for name, array in arrays.items())
 
 
 def test_fp16_skips_an_update_that_overflows(tmp_path: Path) -> None:
