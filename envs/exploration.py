@@ -62,6 +62,8 @@ class ExplorationWrapper(ABC):
         self._is_held = np.zeros(num_envs, bool)
         self._held: np.ndarray = np.zeros((num_envs, *(action_space.shape or ())), dtype)
         self._goes_on, self._begin = np.zeros(num_envs, bool), np.zeros(num_envs)  # used by `probability`
+        num_actions = _num_actions(action_space)
+        self._uniform = 1.0 / np.prod(1 if num_actions is None else num_actions)
         self.num_calls, self.steps_per_call = 0, 1
         self._rng, self._episode_rng = (np.random.default_rng([seed, stream]) for stream in (0, 1))
         self._multipliers, self._repeats = np.ones(num_envs), np.full(num_envs, float(mean_repeat))
@@ -126,7 +128,7 @@ class ExplorationWrapper(ABC):
             of_policy: (N,) float, the policy's probabilities of these actions, which are discrete.
             allowed: the same as when they were drawn.
         """
-        uniform = 1.0 / _num_choices(allowed, self.action_space)
+        uniform = self._uniform if allowed is None else 1.0 / _num_allowed(allowed, self.action_space)
         mixed = of_policy + self._begin * (uniform - of_policy)
         found: np.ndarray = np.where(self._goes_on, 1.0, mixed)
         return found
@@ -231,11 +233,9 @@ def _free(allowed: np.ndarray, action_space: PolicyActionSpace) -> list[np.ndarr
     return [part | ~part.any(axis=1, keepdims=True) for part in parts]
 
 
-def _num_choices(allowed: np.ndarray | None, action_space: PolicyActionSpace) -> Any:
-    """Number of actions to draw from, (N,) or a number."""
-    if allowed is not None:
-        return np.prod([free.sum(axis=1) for free in _free(allowed, action_space)], axis=0)
-    return np.prod(_num_actions(action_space))
+def _num_allowed(allowed: np.ndarray, action_space: PolicyActionSpace) -> np.ndarray:
+    """Number of actions to draw from, (N,) int."""
+    return np.asarray(np.prod([free.sum(axis=1) for free in _free(allowed, action_space)], axis=0))
 
 
 def _check_schedule(name: str, action_space: PolicyActionSpace, steps_anneal: float, **levels: float) -> None:

@@ -67,8 +67,7 @@ class Sight(ABC):
             if heads.any_fades:
                 bias = bias - _fading(heads, self.lag())
             if not heads.all_see_present:
-                sees_present = heads.sees_present.to(bias.device, non_blocking=True)
-                kept = torch.where(self.is_past(), 1.0, sees_present)
+                kept = torch.where(self.is_past(), 1.0, heads.on(bias.device).sees_present)
             self._terms[heads] = bias, kept
         return self._terms[heads]
 
@@ -228,7 +227,7 @@ _weighted_in_full = in_full_precision(weighted)
 
 def _fading(heads: Heads, lag: Tensor) -> Tensor:
     """(1 or B, H, L, S) float, subtracted from the logits of these heads."""
-    return heads.slopes.to(lag.device, non_blocking=True) * lag
+    return heads.on(lag.device).slopes * lag
 
 
 # --- kernels -------------------------------------------------------------------------------------------

@@ -84,6 +84,7 @@ class _Discrete(PolicyDistribution):
 
     is_discrete = True
     _log_probs: Tensor | None = None
+    _probs: Tensor | None = None
 
     @property
     def log_probs(self) -> Tensor:
@@ -100,7 +101,10 @@ class _Discrete(PolicyDistribution):
     @property
     def probs(self) -> Tensor:
         """Probabilities in the shape of `log_probs`; zero for the padding of smaller factors."""
-        return self.log_probs.exp()
+        if self._probs is None:
+            with _gradient_of(self.params):
+                self._probs = self.log_probs.exp()
+        return self._probs
 
 
 class Categorical(_Discrete):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .mlp import require_positive
+from .mlp import Linear, require_positive
 
 _ROWS_WORTH_COMPARING = 64
 
@@ -26,8 +26,8 @@ class FFGoalEmb(nn.Module):
         super().__init__()
         require_positive("FFGoalEmb", goal_emb_dim=goal_emb_dim)
         self.goal_emb_dim = goal_emb_dim
-        self.hidden = nn.Linear(goal_length * goal_dim, 2 * goal_emb_dim)
-        self.out = nn.Linear(2 * goal_emb_dim, goal_emb_dim)
+        self.hidden = Linear(goal_length * goal_dim, 2 * goal_emb_dim)
+        self.out = Linear(2 * goal_emb_dim, goal_emb_dim)
         self.norm = nn.LayerNorm(goal_emb_dim)
 
     def forward(self, goals: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class TokenGoalEmb(nn.Module):
         self.num_tokens = goal_length * goal_dim
         self.embedding = nn.Embedding(max_token - min_token + 1, embedding_dim)
         self.rnn = nn.GRU(embedding_dim, hidden_size, batch_first=True)
-        self.out = nn.Linear(hidden_size, goal_emb_dim)
+        self.out = Linear(hidden_size, goal_emb_dim)
         self.norm = nn.LayerNorm(goal_emb_dim)
 
     def forward(self, goals: Tensor) -> Tensor:

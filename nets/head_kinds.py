@@ -140,3 +140,9 @@ class Heads:
     def need_positions(self) -> bool:
         """True if queries or keys of some heads depend on the timestep."""
         return self.num("is_rotated") + self.num("has_waves") > 0
+
+    def on(self, device: torch.device) -> Heads:
+        """These heads, whose tensors stay on `device` from now on."""
+        if self.slopes.device != device:
+            self.sees_present, self.slopes = self.sees_present.to(device), self.slopes.to(device)
+        return self

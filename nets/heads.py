@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .distributions import DistributionType, Gaussian, PolicyDistribution
 from .init import FAN_IN_GAIN, ORTHOGONAL_GAIN
-from .mlp import MLP, activation_fn, orthogonal_init, require_at_least, require_positive
+from .mlp import MLP, Linear, activation_fn, orthogonal_init, require_at_least, require_positive
 
 _DEAD = 0.025  # share of the layer's average activation below which a unit counts as dead
 _BLOCK = 2**21  # number of logits that fit into a CPU's cache
@@ -134,8 +134,8 @@ class CriticEnsemble(nn.Module):
         require_positive("CriticEnsemble", n_layers=n_layers, num_critics=num_critics, d_hidden=d_hidden)
         self.num_critics, self.num_discounts, self.is_discrete = num_critics, num_discounts, is_discrete
         self.activation, self.d_hidden = activation_fn(activation, overwrites=True), d_hidden
-        self.from_state = nn.Linear(state_dim, num_critics * d_hidden)
-        self.from_action = None if is_discrete else nn.Linear(action_dim, num_critics * d_hidden, bias=False)
+        self.from_state = Linear(state_dim, num_critics * d_hidden)
+        self.from_action = None if is_discrete else Linear(action_dim, num_critics * d_hidden, bias=False)
         with torch.no_grad():
             for layer in (self.from_state, self.from_action):
                 if layer is not None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .init import ORTHOGONAL_GAIN
-from .mlp import activation_fn
+from .mlp import Linear, activation_fn
 
 logger = logging.getLogger("loxodon")
 _PICTURE_AXES = 3
@@ -213,7 +213,7 @@ class _Picture(nn.Module):
                 f"channels ({error}). Fix: bind {owner}.cnn_type to @IMPALAishCNN, which takes any size "
                 "(NatureishCNN needs 36 x 36, GridworldCNN 4 x 4)."
             ) from error
-        self.out = nn.Linear(width, features)
+        self.out = Linear(width, features)
 
     def _planes(self, x: Tensor) -> Tensor:
         """View x (B, L, *shape) as (B, L, C, H, W)."""

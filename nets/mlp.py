@@ -64,6 +64,23 @@ def as_rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
+def by_input(weight: Tensor) -> Tensor:
+    """A copy of weight (d_out, d_in) that lies in memory input by input."""
+    return weight.t().contiguous().t()
+
+
+class Linear(nn.Linear):
+    """torch.nn.Linear with weights that lie in memory input by input.
+
+    On a CPU, products of a few rows, as in acting, then take about two thirds of the time, because weights
+    need not be transposed first. Products of many rows are as fast.
+    """
+
+    def __init__(self, d_in: int, d_out: int, bias: bool = True) -> None:
+        super().__init__(d_in, d_out, bias)
+        self.weight.data = by_input(self.weight.data)
+
+
 class RMSNorm(nn.RMSNorm):
     """Root-mean-square normalisation of the last axis, in float32 under autocast too (like LayerNorm)."""
 
@@ -128,9 +145,9 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         self.activation = activation_fn(activation, overwrites=True)
-        self.hidden = nn.ModuleList(nn.Linear(d_hidden if i else d_in, d_hidden) for i in range(n_layers))
+        self.hidden = nn.ModuleList(Linear(d_hidden if i else d_in, d_hidden) for i in range(n_layers))
         self.norms = nn.ModuleList(norm_layer(norm, d_hidden) for _ in range(n_layers))
-        self.out = nn.Linear(d_hidden if n_layers > 0 else d_in, d_output)
+        self.out = Linear(d_hidden if n_layers > 0 else d_in, d_output)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = as_rows(x)

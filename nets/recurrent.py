@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .cpu.gru import is_faster_for, run_gru
 from .init import GATE_GAIN, LASTING_SHARE
-from .mlp import norm_layer, require_at_least, require_positive
+from .mlp import Linear, by_input, norm_layer, require_at_least, require_positive
 from .recurrence import in_full_precision
 from .timescales import keeping_odds
 from .traj_encoders import TrajEncoder
@@ -87,7 +87,7 @@ class RecurrentTrajEncoder(TrajEncoder):
                     lasting.copy_(sign * odds)
                 elif "bias_hh" in name:  # torch adds both biases
                     lasting.zero_()
-        self.out = nn.Linear(d_hidden, d_output)
+        self.out = Linear(d_hidden, d_output)
         self.out_norm = norm_layer(norm, d_output)
         self._emb_dim = d_output
 
@@ -194,7 +194,11 @@ class GRUTrajEncoder(RecurrentTrajEncoder):
     state_names, num_gates, gates = ("h",), 3, ((1, 1.0),)
 
     def _make_rnn(self, d_in: int, d_hidden: int, n_layers: int) -> nn.GRU:
-        return nn.GRU(d_in, d_hidden, n_layers, batch_first=True)
+        gru = nn.GRU(d_in, d_hidden, n_layers, batch_first=True)
+        for weights in gru.parameters():
+            if weights.ndim > 1:
+                weights.data = by_input(weights.data)
+        return gru
 
     def _run(self, seq: Tensor, state: State) -> tuple[Tensor, State]:
         if is_faster_for(seq, self.rnn.hidden_size) and isinstance(state, Tensor):

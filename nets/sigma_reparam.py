@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .init import EMBEDDING_STD
+from .mlp import Linear, by_input
 
 
 class SigmaReparamLinear(nn.Module):
@@ -23,8 +24,8 @@ class SigmaReparamLinear(nn.Module):
 
     def __init__(self, d_in: int, d_out: int, bias: bool = True) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(d_out, d_in))
-        nn.init.trunc_normal_(self.weight, std=EMBEDDING_STD)
+        weight = nn.init.trunc_normal_(torch.empty(d_out, d_in), std=EMBEDDING_STD)
+        self.weight = nn.Parameter(by_input(weight))
         self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
         self.gain = nn.Parameter(torch.ones(()))
         u, _, vh = torch.linalg.svd(self.weight.detach(), full_matrices=False)
@@ -44,4 +45,4 @@ class SigmaReparamLinear(nn.Module):
 
 def linear(d_in: int, d_out: int, bias: bool = True, *, sigma_reparam: bool = False) -> nn.Module:
     """Build a linear layer, with `SigmaReparamLinear` if `sigma_reparam`."""
-    return SigmaReparamLinear(d_in, d_out, bias) if sigma_reparam else nn.Linear(d_in, d_out, bias)
+    return SigmaReparamLinear(d_in, d_out, bias) if sigma_reparam else Linear(d_in, d_out, bias)

@@ -9,7 +9,7 @@ import gin
 import torch
 from torch import Tensor, nn
 
-from .mlp import activation_fn, initialize, norm_layer, require_positive
+from .mlp import Linear, activation_fn, initialize, norm_layer, require_positive
 
 
 class TrajEncoder(nn.Module, ABC):
@@ -175,10 +175,10 @@ class FFTrajEncoder(MemorylessTrajEncoder):
         d_ff = d_ff if d_ff is not None else 4 * d_model
         require_positive("FFTrajEncoder", d_model=d_model, d_ff=d_ff, n_layers=n_layers)
         self.activation = activation_fn(activation, overwrites=True)
-        self.inp = nn.Linear(tstep_dim, d_model)
+        self.inp = Linear(tstep_dim, d_model)
         self.norms = nn.ModuleList(norm_layer(norm, d_model) for _ in range(n_layers))
-        self.ups = nn.ModuleList(nn.Linear(d_model, d_ff) for _ in range(n_layers))
-        self.downs = nn.ModuleList(nn.Linear(d_ff, d_model) for _ in range(n_layers))
+        self.ups = nn.ModuleList(Linear(d_model, d_ff) for _ in range(n_layers))
+        self.downs = nn.ModuleList(Linear(d_ff, d_model) for _ in range(n_layers))
         self.out_norm = norm_layer(norm, d_model)
         self._emb_dim = d_model
         initialize(self, init)

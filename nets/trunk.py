@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .dropout import Dropout
-from .mlp import activation_fn, as_rows, norm_layer, require_at_least, require_positive
+from .mlp import Linear, activation_fn, as_rows, norm_layer, require_at_least, require_positive
 from .positions import HeadPositions
 from .short_conv import ShortConv
 from .sigma_reparam import linear
@@ -67,9 +67,9 @@ class GRUGate(nn.Module):
 
     def __init__(self, d_model: int, bias: float = 2.0) -> None:
         super().__init__()
-        self.of_new = nn.Linear(d_model, 3 * d_model, bias=False)
-        self.of_old = nn.Linear(d_model, 2 * d_model, bias=False)
-        self.of_kept = nn.Linear(d_model, d_model, bias=False)
+        self.of_new = Linear(d_model, 3 * d_model, bias=False)
+        self.of_old = Linear(d_model, 2 * d_model, bias=False)
+        self.of_kept = Linear(d_model, d_model, bias=False)
         self.bias = nn.Parameter(torch.full((d_model,), bias))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -250,7 +250,7 @@ class TrunkTrajEncoder(TrajEncoder):
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
         require_positive(type(self).__name__, d_model=d_model, n_layers=n_layers)
-        self.inp, self.dropout_emb = nn.Linear(tstep_dim, d_model), Dropout(dropout_emb)
+        self.inp, self.dropout_emb = Linear(tstep_dim, d_model), Dropout(dropout_emb)
         self.learned, self.head_positions = positions, head_positions
         self.layers = nn.ModuleList(make_block(i) for i in range(n_layers))
         self.out_norm = norm_layer(norm, d_model)

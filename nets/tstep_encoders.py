@@ -26,7 +26,7 @@ from .images import (
     say_once,
     sides_of,
 )
-from .mlp import MLP, activation_fn, initialize, norm_layer, require_at_least, require_positive
+from .mlp import MLP, Linear, activation_fn, initialize, norm_layer, require_at_least, require_positive
 from .normalization import RunningNorm
 
 SHIFTED_SHARE = 0.75
@@ -498,8 +498,8 @@ class _PictureTstepEncoder(TstepEncoder):
             for key in self.keys
         )
         self.activation = activation_fn(activation, overwrites=True)
-        self.rl2_in = nn.Linear(self.rl2_dim, rl2_features)
-        self.out = nn.Linear(len(self.keys) * img_features + rl2_features, d_output)
+        self.rl2_in = Linear(self.rl2_dim, rl2_features)
+        self.out = Linear(len(self.keys) * img_features + rl2_features, d_output)
         self.out_norm = norm_layer(out_norm, d_output)
         self._emb_dim = d_output
 

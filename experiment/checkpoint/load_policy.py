@@ -34,6 +34,7 @@ from ...nets import TrajEncoder, TstepEncoder
 from ..config import registry
 from ..config.reading import Binding, Reference, bindings_in, parse_statements, references_in, without_macros
 from ..config.registry import cleared_config
+from ..process.transfer import to_device
 from ..process.versions import version_of
 from .policy_file import PolicyInfo, check_fit, fit_weights, read_json, read_policy
 from .recipes import from_json, name_of
@@ -130,14 +131,15 @@ class LoadedPolicy:
             begins = first if self._has_acted else np.ones_like(first)
             seen |= self._hooks.info(self.agent, seen, self._seen, begins)
             self._seen = seen
-        inputs = {key: self._tensor(value) for key, value in seen.items()}
         if self._has_acted:
             self._take_rewards(rewards, first)
+        obs = to_device(seen, self.device)
+        inputs = to_device({"rl2s": self._rl2s, "times": self._time_idxs, "first": first}, self.device)
         with torch.inference_mode():
             if first.any():
-                self._hidden = self.agent.reset_hidden_state(self._hidden, self._tensor(first))
+                self._hidden = self.agent.reset_hidden_state(self._hidden, inputs["first"])
             chosen, self._hidden = self.agent.get_actions(
-                inputs, self._tensor(self._rl2s), self._tensor(self._time_idxs), self._hidden, self.sample
+                obs, inputs["rl2s"], inputs["times"], self._hidden, self.sample
             )
         actions: np.ndarray = (chosen if self._code.has_integers else chosen.float()).cpu().numpy()
         # A new array, because the memory may refer to the old one.
@@ -193,9 +195,6 @@ class LoadedPolicy:
             more = "With N environments at once call reset(num_envs=N) first, and give arrays of N rows."
             raise error.completed("act() got", place, more) from None
         return flat
-
-    def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device)
 
 
 def load_policy(

@@ -576,6 +576,10 @@ class Learner:
         self.optimizer.load_state_dict(state["optimizer"])
         for group, settings in zip(self.optimizer.param_groups, chosen, strict=True):
             group.update(settings)
+        for param, parts in self.optimizer.state.items():
+            for name, part in parts.items():
+                if part.shape == param.shape:  # fused steps need equal strides, which files do not keep
+                    parts[name] = torch.empty_like(param).copy_(part)
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.progress.gradient_steps = int(state["gradient_steps"])

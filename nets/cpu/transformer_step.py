@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from .. import cpu
 from ..attention import weighted
-from ..mlp import RMSNorm
+from ..mlp import Linear, RMSNorm
 from ..positions import HeadPositions
 from ..timeline import Timeline
 
@@ -57,7 +57,7 @@ class TransformerStep:
         has_hooks = any(part._forward_hooks or part._forward_pre_hooks for part in parts)
         has_versions = not any(x.is_inference() for part in parts for x in part.parameters())
         return (has_versions and not has_hooks) and all(
-            {type(part) for part in (inp, layer.qkv, layer.proj, layer.up, layer.down)} == {nn.Linear}
+            {type(part) for part in (inp, layer.qkv, layer.proj, layer.up, layer.down)} == {Linear}
             and {type(part) for part in (layer.norm_attn, layer.norm_ff, out_norm)} == {nn.LayerNorm}
             and {layer.sink, layer.head_scale, layer.gate_ff, layer.norm_mixed, layer.join_mixed} == {None}
             and layer.is_normed

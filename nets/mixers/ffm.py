@@ -8,7 +8,7 @@ import gin
 import torch
 from torch import Tensor, nn
 
-from ..mlp import require_positive
+from ..mlp import Linear, require_positive
 from ..timescales import timescales
 from ..trunk import MixerTrajEncoder
 from .parts import RotatingMixer
@@ -23,8 +23,8 @@ class FFMMixer(RotatingMixer):
         self.d_trace, self.d_context = d_trace, d_context
         self.rate = nn.Parameter(1 / timescales(d_trace, max_seq_len))
         self.angle = nn.Parameter(2 * math.pi / timescales(d_context, max_seq_len, least=4.0))
-        self.inp = nn.Linear(d_model, 2 * d_trace + 2 * d_model)
-        self.out = nn.Linear(2 * d_trace * d_context, d_model)
+        self.inp = Linear(d_model, 2 * d_trace + 2 * d_model)
+        self.out = Linear(2 * d_trace * d_context, d_model)
         self.norm = nn.LayerNorm(d_model, elementwise_affine=False)
         self.state_shapes = {"h": (2, self.d_trace * self.d_context)}
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..mlp import RMSNorm, require_positive
+from ..mlp import Linear, RMSNorm, require_positive
 from ..recurrence import delta_recurrence, delta_step
 from ..short_conv import ShortConv
 from ..timescales import timescales
@@ -25,12 +25,12 @@ class GatedDeltaNetMixer(Mixer):
         require_positive("GatedDeltaNetTrajEncoder", n_heads=n_heads, d_conv=d_conv)
         self.n_heads, self.d_model = n_heads, d_model
         self.d_head = require_heads("GatedDeltaNetTrajEncoder", d_model, n_heads)
-        self.inp = nn.Linear(d_model, 4 * d_model + 2 * n_heads, bias=False)
+        self.inp = Linear(d_model, 4 * d_model + 2 * n_heads, bias=False)
         self.conv = ShortConv(3 * d_model, d_conv)
         self.log_rate = nn.Parameter(torch.zeros(n_heads))
         self.step_bias = nn.Parameter(inverse_softplus(1 / timescales(n_heads, max_seq_len, least=8.0)))
         self.norm = RMSNorm(self.d_head)
-        self.out = nn.Linear(d_model, d_model, bias=False)
+        self.out = Linear(d_model, d_model, bias=False)
         kept = (self.conv.num_kept, 3 * self.d_model)
         self.state_shapes = {"conv": kept, "S": (self.n_heads, self.d_head, self.d_head)}
 

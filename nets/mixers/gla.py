@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..init import GATE_GAIN
-from ..mlp import RMSNorm, require_at_least, require_positive
+from ..mlp import Linear, RMSNorm, require_at_least, require_positive
 from ..recurrence import MIN_LOG_DECAY
 from ..timescales import timescales
 from ..trunk import MixerTrajEncoder
@@ -47,16 +47,14 @@ class GLAMixer(MatrixMixer):
         require_at_least(0, "GLATrajEncoder", gate_gain=gate_gain)
         self.d_head_k = require_heads("GLATrajEncoder", self.d_k, n_heads)
         self.d_head_v = require_heads("GLATrajEncoder", self.d_v, n_heads)
-        self.inp = nn.Linear(d_model, 2 * self.d_k + 2 * self.d_v, bias=False)
+        self.inp = Linear(d_model, 2 * self.d_k + 2 * self.d_v, bias=False)
         self.norm = RMSNorm(self.d_head_v)
-        self.out = nn.Linear(self.d_v, d_model, bias=False)
+        self.out = Linear(self.d_v, d_model, bias=False)
         self.gate: nn.Sequential | None = None
         if decay == "gated":
-            self.write = nn.Linear(d_model, n_heads)
+            self.write = Linear(d_model, n_heads)
             self.write.weight.data *= gate_gain
-            self.gate = nn.Sequential(
-                nn.Linear(d_model, gate_rank, bias=False), nn.Linear(gate_rank, self.d_k)
-            )
+            self.gate = nn.Sequential(Linear(d_model, gate_rank, bias=False), Linear(gate_rank, self.d_k))
             fades = timescales(self.d_k, max_seq_len, least=TEMPERATURE)[torch.randperm(self.d_k)]
             cast("nn.Linear", self.gate[1]).bias.data = torch.logit(torch.exp(-TEMPERATURE / fades))
         log_decay = torch.log1p(-(2.0 ** (-5 - torch.arange(n_heads, dtype=torch.float32))))

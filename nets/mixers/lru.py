@@ -8,7 +8,7 @@ import gin
 import torch
 from torch import Tensor, nn
 
-from ..mlp import require_positive
+from ..mlp import Linear, require_positive
 from ..trunk import MixerTrajEncoder
 from .parts import RotatingMixer
 
@@ -38,8 +38,8 @@ class LRUMixer(RotatingMixer):
         self.log_rate = nn.Parameter((-radius.log()).log())
         self.log_angle = nn.Parameter((max_phase * torch.rand(self.d_state)).clamp(min=1e-6).log())
         self.log_scale = nn.Parameter(0.5 * torch.log1p(-radius.square()))  # states begin with variance 1
-        self.inp = nn.Linear(d_model, 2 * self.d_state, bias=False)
-        self.out = nn.Linear(2 * self.d_state, d_model, bias=False)
+        self.inp = Linear(d_model, 2 * self.d_state, bias=False)
+        self.out = Linear(2 * self.d_state, d_model, bias=False)
         self.skip = nn.Parameter(torch.zeros(d_model))  # 0, because the trunk already has a skip connection
         self.state_shapes = {"h": (2, self.d_state)}
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..init import GATE_GAIN, SELECT_GAIN, STEP_BIAS
-from ..mlp import RMSNorm, require_at_least, require_positive
+from ..mlp import Linear, RMSNorm, require_at_least, require_positive
 from ..recurrence import in_full_precision, linear_recurrence, matrix_recurrence, matrix_step
 from ..short_conv import ShortConv
 from ..timescales import timescales
@@ -48,16 +48,16 @@ class MambaMixer(Mixer):
         require_at_least(0, "MambaTrajEncoder", select_gain=select_gain, gate_gain=gate_gain)
         self.d_state, self.width = d_state, expand * d_model
         self.rank = math.ceil(d_model / 16)
-        self.inp = nn.Linear(d_model, 2 * self.width, bias=False)
+        self.inp = Linear(d_model, 2 * self.width, bias=False)
         self.conv = ShortConv(self.width, d_conv)
-        self.select = nn.Linear(self.width, self.rank + 2 * d_state, bias=False)
+        self.select = Linear(self.width, self.rank + 2 * d_state, bias=False)
         self.select.weight.data *= select_gain
-        self.step_size = nn.Linear(self.rank, self.width)
+        self.step_size = Linear(self.rank, self.width)
         self.step_size.weight.data *= gate_gain
         self.step_size.bias.data.fill_(step_bias)
         self.log_rate = nn.Parameter(_initial_log_rates(d_state, max_seq_len).repeat(self.width, 1))
         self.skip = nn.Parameter(torch.ones(self.width))
-        self.out = nn.Linear(self.width, d_model, bias=False)
+        self.out = Linear(self.width, d_model, bias=False)
         self.state_shapes = {"conv": (self.conv.num_kept, self.width), "h": (self.width, self.d_state)}
 
     def _selected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,14 +136,14 @@ class Mamba2Mixer(Mixer):
         require_at_least(0, "Mamba2TrajEncoder", gate_gain=gate_gain)
         self.d_state, self.width, self.n_heads = d_state, expand * d_model, n_heads
         self.d_head = require_heads("Mamba2TrajEncoder", self.width, n_heads)
-        self.inp = nn.Linear(d_model, 2 * self.width + 2 * d_state + n_heads, bias=False)
+        self.inp = Linear(d_model, 2 * self.width + 2 * d_state + n_heads, bias=False)
         self.inp.weight.data[-n_heads:] *= gate_gain
         self.conv = ShortConv(self.width + 2 * d_state, d_conv)
         self.step_bias = nn.Parameter(torch.full((n_heads,), step_bias))
         self.log_rate = nn.Parameter(_initial_log_rates(n_heads, max_seq_len))
         self.skip = nn.Parameter(torch.ones(n_heads, 1))
         self.norm = RMSNorm(self.width)
-        self.out = nn.Linear(self.width, d_model, bias=False)
+        self.out = Linear(self.width, d_model, bias=False)
         kept = (self.conv.num_kept, self.width + 2 * self.d_state)
         self.state_shapes = {"conv": kept, "S": (self.n_heads, self.d_state, self.d_head)}
 

@@ -6,11 +6,11 @@ from abc import abstractmethod
 
 import gin
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from ..init import MIN_RNN_GATE_GAIN, MIN_RNN_OUT_GAIN
-from ..mlp import require_at_least, require_positive
+from ..mlp import Linear, require_at_least, require_positive
 from ..recurrence import linear_recurrence
 from ..timescales import keeping_odds
 from ..trunk import Mixer, MixerTrajEncoder, State
@@ -35,8 +35,8 @@ class MinRNNMixer(Mixer):
         require_positive(type(self).__name__, expand=expand)
         require_at_least(0, type(self).__name__, gate_gain=gate_gain, out_gain=out_gain)
         self.width = expand * d_model
-        self.inp = nn.Linear(d_model, (1 + self.num_gates) * self.width)
-        self.out = nn.Linear(self.width, d_model)
+        self.inp = Linear(d_model, (1 + self.num_gates) * self.width)
+        self.out = Linear(self.width, d_model)
         with torch.no_grad():
             odds, gates = keeping_odds(self.width, max_seq_len), self.num_gates * self.width
             self.inp.bias[:gates] = torch.cat([odds, -odds][-self.num_gates :])

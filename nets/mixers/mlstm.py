@@ -6,11 +6,11 @@ from typing import cast
 
 import gin
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from ..init import EXP_GATE_GAIN
-from ..mlp import RMSNorm, require_at_least
+from ..mlp import Linear, RMSNorm, require_at_least
 from ..timescales import keeping_odds
 from ..trunk import MixerTrajEncoder
 from .parts import MatrixMixer, by_head, require_heads
@@ -41,14 +41,14 @@ class MLSTMMixer(MatrixMixer):
         require_at_least(0, "MLSTMTrajEncoder", gate_gain=gate_gain)
         self.d_head_k = require_heads("MLSTMTrajEncoder", self.d_k, n_heads)
         self.d_head_v = require_heads("MLSTMTrajEncoder", self.d_v, n_heads)
-        self.inp = nn.Linear(d_model, 2 * self.d_k + 2 * self.d_v, bias=False)
-        self.gates = nn.Linear(d_model, 2 * n_heads)
+        self.inp = Linear(d_model, 2 * self.d_k + 2 * self.d_v, bias=False)
+        self.gates = Linear(d_model, 2 * n_heads)
         self.gates.weight.data *= gate_gain
         self.gates.bias.data = torch.cat(
             [torch.zeros(n_heads), keeping_odds(n_heads, max_seq_len, least=8.0)]
         )
         self.norm = RMSNorm(self.d_head_v)
-        self.out = nn.Linear(self.d_v, d_model, bias=False)
+        self.out = Linear(self.d_v, d_model, bias=False)
         self.state_shapes = {"S": (self.n_heads, self.d_head_k, self.d_head_v + 1)}
 
     def _parts(self, x: Tensor) -> tuple[list[Tensor], Tensor]:

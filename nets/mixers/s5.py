@@ -8,7 +8,7 @@ import gin
 import torch
 from torch import Tensor, nn
 
-from ..mlp import require_positive
+from ..mlp import Linear, require_positive
 from ..recurrence import complex_product
 from ..trunk import MixerTrajEncoder
 from .parts import RotatingMixer
@@ -42,8 +42,8 @@ class S5Mixer(RotatingMixer):
         steps = torch.empty(self.d_state).uniform_(math.log(min_step), math.log(max_step))
         self.log_step = nn.Parameter(steps)
         # HiPPO's eigenvectors are orthonormal, so normal weights are normal in their basis, too.
-        self.inp = nn.Linear(d_model, 2 * self.d_state, bias=False)
-        self.out = nn.Linear(2 * self.d_state, d_model, bias=False)
+        self.inp = Linear(d_model, 2 * self.d_state, bias=False)
+        self.out = Linear(2 * self.d_state, d_model, bias=False)
         self.skip = nn.Parameter(torch.zeros(d_model))  # 0, because the trunk already has a skip connection
         self.state_shapes = {"h": (2, self.d_state)}
         with torch.no_grad():  # all states begin with variance 1, including those with small steps

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from loxodon.agents import Agent
 from loxodon.data import Batch, pack_batch, pad_batch
 from loxodon.experiment.learn.batches import copied_ahead
 from loxodon.experiment.learn.learner import masked_losses
+from loxodon.experiment.process.transfer import to_device, to_host
 from loxodon.nets import TransformerTrajEncoder
 
 from ..agents.test_packed_batches import CASES, MAX_SEQ_LEN, OBS, of_windows, tstep, windows
@@ -134,6 +136,16 @@ def waits_of(call: Callable[[], object]) -> int:
         finally:
             torch.cuda.set_sync_debug_mode("default")
     return sum("synchroniz" in str(one.message) for one in seen)
+
+
+def test_a_transfer_there_and_back_keeps_all_values() -> None:
+    arrays = {
+        "flags": np.array([True, False, True]),
+        "times": np.array([[5], [7]]),
+        "obs": np.eye(3, dtype="f4"),
+    }
+    found = to_host(to_device(arrays, DEVICE))
+    assert all(np.array_equal(found[name], array) for name, array in arrays.items())
 
 
 def test_fp16_skips_an_update_that_overflows(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -83,3 +84,13 @@ def test_step_sizes_of_mamba_start_at_their_bias(kind: Any) -> None:
     mixer = trunk(kind, step_bias=-2.0)().layers[0].mixer
     bias = mixer.step_size.bias if kind is MambaTrajEncoder else mixer.step_bias
     assert (bias == -2.0).all()
+
+
+def test_weights_of_linear_layers_lie_input_by_input() -> None:
+    """Copies and loading keep that order, so it lasts for a whole run."""
+    for make in (TRANSFORMER, rnn(GRUTrajEncoder), trunk(MinGRUTrajEncoder)):
+        encoder = copy.deepcopy(make())
+        encoder.load_state_dict({name: x.contiguous() for name, x in encoder.state_dict().items()})
+        weights = [x for name, x in encoder.named_parameters() if x.ndim > 1 and "conv" not in name]
+        assert len(weights) > 2
+        assert all(x.t().is_contiguous() for x in weights)
