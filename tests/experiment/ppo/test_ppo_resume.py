@@ -21,7 +21,7 @@ from .whole_runs import differing, learned, ppo_experiment
 
 EPOCHS, MIDDLE = 3, 1
 VALUE_ROUNDING = rounding(10.0, num_ops=256 * 4 * 8)  # scale; width and layers of the agent, timesteps
-ALL_STATE = {"reward_normalizer": RewardNormalizer, "lr_adapter": partial(KLAdaptiveLR, kl_threshold=1e-3)}
+ALL_STATE = {"reward_normalizer": RewardNormalizer, "lr_adapter": partial(KLAdaptiveLR, kl_threshold=1e-4)}
 CARTPOLE = EnvSpec(ClassicControlState, {"env": "CartPole-v1"})
 LONG = EnvSpec(TMazePassive, {"horizon": 40})
 
