@@ -405,7 +405,7 @@ class ReplayRatio:
         return env_steps - first[0], updates - first[1]
 
     def _begin_training(self, ratio: Ratio) -> int:
-        """Start counting on the first call; returns the number of updates missing to the ratio."""
+        """Return how many updates are missing to reach the ratio; the first call starts the count."""
         if self._began_at is None:  # steps collected before training started do not count
             self._began_at = self._count() - self._epoch_env_steps, self.ctx.progress.gradient_steps
             self._publish()
