@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ...data.lock import FolderLock, LockPurpose
@@ -54,11 +54,18 @@ class Benchmark:
     num_jobs: int
     failed: list[str] = field(default_factory=list)
     elsewhere: list[str] = field(default_factory=list)
-    _pending: dict[Path, tuple[str, int, FolderLock]] = field(default_factory=dict)
+    _pending: dict[Path, tuple[Run, FolderLock]] = field(default_factory=dict)
 
     def run(self, tasks: Sequence[str], seeds: Sequence[int]) -> bool:
-        """Run what is not stored, seed by seed over all tasks; returns whether nothing was interrupted."""
-        return run_jobs(self._jobs(tasks, seeds), self.num_jobs, self._on_end)
+        """Run what is not stored, seed by seed over all tasks; returns whether nothing was interrupted.
+
+        Raises: ValueError, before any run, if a stored run has other settings.
+        """
+        words = {name: self.words_of(SUITES[self.suite].tasks[name]) for name in tasks}
+        runs = [Run(self.suite, name, self.name, seed, [], *words[name]) for seed in seeds for name in tasks]
+        missing = [run for run in runs if not self._is_stored(run)]
+        jobs = (job for run in missing if (job := self._job(run)) is not None)
+        return run_jobs(jobs, self.num_jobs, self._on_end)
 
     def words_of(self, task: Task) -> tuple[list[str], list[str]]:
         """Configurations and settings of a run: those of the agent have precedence over those of the task."""
@@ -77,47 +84,35 @@ class Benchmark:
         with explained():
             dry_run(config)
 
-    def _jobs(self, tasks: Sequence[str], seeds: Sequence[int]) -> Iterator[Job]:
-        for seed in seeds:
-            for name in tasks:
-                if (job := self._job(name, seed)) is not None:
-                    yield job
-
-    def _job(self, name: str, seed: int) -> Job | None:
-        """The run of a task with a seed; None if it is stored, or another process is at it."""
-        configs, settings = self.words_of(SUITES[self.suite].tasks[name])
-        path, run_name = path_of(self.folder, self.name, name, seed), f"{name}-seed{seed}"
-        if self._is_stored(path, configs, settings):
-            return None
-        run_dir = path.parent / "runs" / run_name
+    def _job(self, run: Run) -> Job | None:
+        """The job that makes a run; None if another process makes it, or has made it."""
+        run_name = f"{run.task}-seed{run.seed}"
+        run_dir = self.folder / self.name / "runs" / run_name
         run_dir.mkdir(parents=True, exist_ok=True)
         try:
             lock = FolderLock(run_dir, run_name, _CLAIM)
         except ValueError:
             self.elsewhere.append(run_name)
             return None
-        if self._is_stored(path, configs, settings):  # it ended in between
+        if self._is_stored(run):
             lock.release()
             return None
-        self._pending[run_dir] = name, seed, lock
+        self._pending[run_dir] = run, lock
         run_command.say(f"{run_name} started")
         again = ["--resume"] * bool(CheckpointManager(run_dir, run_name).complete_epochs())
-        command = [*library_program(), *(word for config in configs for word in ("--config", config))]
-        command += ["--seed", str(seed), "--run-name", run_name, *again]
-        command += [
-            f"Experiment.ckpt_base_dir={str(run_dir.parent)!r}",
-            "Experiment.torch_threads=1",
-            *settings,
-        ]
-        return Job(command, run_dir, has_log=True)
+        command = [*library_program(), *(word for config in run.configs for word in ("--config", config))]
+        command += ["--seed", str(run.seed), "--run-name", run_name, *again]
+        place = f"Experiment.ckpt_base_dir={str(run_dir.parent)!r}"
+        return Job([*command, place, "Experiment.torch_threads=1", *run.settings], run_dir, has_log=True)
 
-    def _is_stored(self, path: Path, configs: list[str], settings: list[str]) -> bool:
+    def _is_stored(self, run: Run) -> bool:
         """Whether the file of a run exists. Raises: ValueError if it is one with another agent or budget."""
+        path = path_of(self.folder, run.name, run.task, run.seed)
         if not path.exists():
             return False
-        run = read_run(path)
-        if (run.configs, run.settings) != (configs, settings):
-            differ = sorted({*run.configs, *run.settings} ^ {*configs, *settings})
+        found = read_run(path)
+        if (found.configs, found.settings) != (run.configs, run.settings):
+            differ = sorted({*found.configs, *found.settings} ^ {*run.configs, *run.settings})
             raise ValueError(
                 f"{path} was made with other settings; only one of the two has {', '.join(differ)}. "
                 "Fix: choose another --name or -o, or delete that file."
@@ -125,31 +120,23 @@ class Benchmark:
         return True
 
     def _on_end(self, job: Job, status: int) -> None:
-        name, seed, lock = self._pending.pop(job.run_dir)
-        task, run_name = SUITES[self.suite].tasks[name], job.run_dir.name
-        points = curves_if_readable(job.run_dir).get(task.metric, ())
+        run, lock = self._pending.pop(job.run_dir)
+        metric, run_name = SUITES[self.suite].tasks[run.task].metric, job.run_dir.name
+        points = curves_if_readable(job.run_dir).get(metric, ())
         if job.was_terminated:
             run_command.say(f"{run_name} was interrupted")
         elif status or not points:
-            why = f"exit status {status}" if status else f"no {task.metric} in its logs"
+            why = f"exit status {status}" if status else f"no {metric} in its logs"
             run_command.say(f"{run_name} failed ({why}), log {job.run_dir / 'logs' / 'console.log'}")
             self.failed.append(run_name)
         else:
-            configs, settings = self.words_of(task)
-            run = Run(
-                self.suite,
-                name,
-                self.name,
-                seed,
-                [
-                    [p["env_steps"], p["gradient_steps"], round(p["wall_s"], 1), round(p["value"], 4)]
-                    for p in points
-                ],
-                configs,
-                settings,
-                versions={**{name: version_of(name) for name in PACKAGES}, "commit": git_commit()},
-                machine=hardware(),
-            )
+            curve = [
+                [p["env_steps"], p["gradient_steps"], round(p["wall_s"], 1), round(p["value"], 4)]
+                for p in points
+            ]
+            versions = {package: version_of(package) for package in PACKAGES}
+            versions["commit"] = git_commit()
+            run = replace(run, curve=curve, versions=versions, machine=hardware())
             store(run, self.folder)
             run_command.say(f"{run_name} has a score of {run.score:.4g}")
         lock.release()

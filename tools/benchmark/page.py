@@ -231,11 +231,11 @@ def write_page(suite_name: str, agents: Agents, path: Path) -> None:
     picture = path.with_name(f"{path.stem}{f'_{suite_name}' if is_part else ''}.png")
 
     def write(name: str) -> None:
-        text = page_of(suite_name, agents, name)
         if is_part:
             section = section_of(suite, agents, name)
-            text = marks.sub(lambda found: found[1] + section + found[2], before)
-        write_text(path, text)
+            write_text(path, marks.sub(lambda found: found[1] + section + found[2], before))
+        else:
+            write_text(path, page_of(suite_name, agents, name))
 
     try:
         curves = draw(suite, agents)

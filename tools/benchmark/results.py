@@ -1,6 +1,6 @@
 """Runs of `loxodon benchmark` as files, their scores, and the reference values that scores are compared with.
 
-Axes: n runs of a task with different seeds, T tasks.
+Axis: n runs of a task with different seeds.
 """
 
 from __future__ import annotations
