@@ -32,8 +32,8 @@ class Preset:
 
 
 def preset_root() -> Path:
-    """The folder of the installed presets."""
-    return Path(__file__).parent
+    """The folder of the installed presets; in a development install, Python found it through a link."""
+    return Path(__file__).resolve().parent
 
 
 def preset_names() -> list[str]:

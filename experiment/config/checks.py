@@ -495,7 +495,7 @@ def _is_default(binding: Binding, target: Configurable) -> bool:
 
 def is_in_preset(binding: Binding) -> bool:
     """True if a line is part of a shipped file."""
-    return preset_root().resolve() in Path(binding.origin.file).resolve().parents
+    return preset_root() in Path(binding.origin.file).resolve().parents
 
 
 def _may_be_called_later(target: Configurable) -> bool:

@@ -204,7 +204,7 @@ class Source:
         shown = _shown(path)
         if not opened_by:
             self.files.append(shown)
-        root, resolved = preset_root().resolve(), path.resolve()
+        root, resolved = preset_root(), path.resolve()
         if root in resolved.parents:
             self.presets.add(resolved.relative_to(root).with_suffix("").as_posix())
         else:

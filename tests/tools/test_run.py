@@ -116,6 +116,13 @@ def test_a_saved_config_is_equivalent(capsys: pytest.CaptureFixture[str]) -> Non
         Path("mine.gin").unlink()
 
 
+def test_a_saved_config_names_presets_as_users_do(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not by the path of an installation, so that the file works on another machine."""
+    assert main(["tmaze", "--config", "encoders/gru", "--save-config", "mine.gin", "--print-config"]) == 0
+    assert Path("mine.gin").read_text().splitlines() == ["include 'tmaze.gin'", "include 'encoders/gru.gin'"]
+    assert ".types" not in capsys.readouterr().out  # the link of development installs (setup.py)
+
+
 def test_an_environment_can_be_tried_without_a_gin_file(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
