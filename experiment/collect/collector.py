@@ -310,7 +310,7 @@ class Collector:
         last = timesteps if episodes is None else limit or episode_limit(timesteps)
         taken, step, goes_on = 0, 0, timesteps > 0 and _has_episodes_left(quotas)
         self.share_done = 0.0
-        with torch.inference_mode(), self.cast():
+        with self.cast(), self._without_gradient():
             if goes_on:
                 for group in self.groups:
                     self._begin(group)
@@ -320,7 +320,8 @@ class Collector:
                 for group, quota in zip(self.groups, quotas, strict=True):
                     taken += self._finish(group, quota)
                     if render:
-                        group.envs.render()
+                        with self._plain_torch():
+                            group.envs.render()
                     if group is self.groups[0]:  # the first group decides, so that all take as many steps
                         goes_on = step < last and _has_episodes_left(quotas) and not self.should_stop()
                     if goes_on:
@@ -328,6 +329,19 @@ class Collector:
         if step == last:
             self._warn_of_unfinished(quotas, step)
         return taken
+
+    def _without_gradient(self) -> contextlib.AbstractContextManager[Any]:
+        """Inference mode; under autocast, which keeps no cast weights in that mode, no_grad."""
+        device = self.device.type
+        is_cast = device != "meta" and torch.is_autocast_enabled(device)
+        return torch.no_grad() if is_cast else torch.inference_mode()
+
+    @contextlib.contextmanager
+    def _plain_torch(self) -> Iterator[None]:
+        """The usual modes of torch for the code of environments, which may use models of its own."""
+        device = "cpu" if self.device.type == "meta" else self.device.type
+        with torch.inference_mode(mode=False), torch.autocast(device, enabled=False):
+            yield
 
     def _begin(self, group: RolloutGroup) -> None:
         """Let the agent act and start the step of all envs."""
@@ -390,9 +404,7 @@ class Collector:
         assert state is not None
         assert state.actions is not None
         actions, start_s = state.actions, time.perf_counter()
-        obs, rewards, terminated, truncated, infos = (
-            group.envs.step_wait() if self._is_async else group.envs.step(actions)
-        )
+        obs, rewards, terminated, truncated, infos = self._step(group, actions)
         if self.hooks.ends_episodes and quota is None:
             terminated, truncated = self._end_episodes(group, obs, rewards, terminated, truncated, infos)
         env_s = self.timer.lap("env", start_s)
@@ -429,6 +441,13 @@ class Collector:
             self.on_env_steps(num_taken)
         return num_taken
 
+    def _step(self, group: RolloutGroup, actions: np.ndarray) -> Any:
+        """The results of a step of all envs, in this process or in worker processes."""
+        if self._is_async:
+            return group.envs.step_wait()
+        with self._plain_torch():
+            return group.envs.step(actions)
+
     def _begin_episodes(self, group: RolloutGroup, state: RolloutState, fresh: np.ndarray) -> None:
         """Begin episodes in the envs where fresh (N,) bool is True; their memory is reset before they act."""
         state.rl2s[fresh] = 0.0
@@ -456,7 +475,8 @@ class Collector:
         if over is not None:  # an env that was reset took no step
             more &= ~over
         if more.any():
-            group.envs.begin_episodes(more)
+            with self._plain_torch():
+                group.envs.begin_episodes(more)
             infos["final_obs"], infos["_final_obs"] = group.envs.buffers.final_obs, ended | more
         kept = ended | more
         return flags[0] & kept, flags[1] & kept

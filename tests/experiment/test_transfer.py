@@ -81,6 +81,46 @@ def test_a_vector_step_waits_once_and_takes_few_operations(
     collector.close()
 
 
+class Casts(TorchDispatchMode):
+    """Counts the parameters that are cast."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_cast = func.overloadpacket in (torch.ops.aten.to, torch.ops.aten._to_copy)
+        self.count += is_cast and isinstance(args[0], torch.nn.Parameter)
+        return func(*args, **(kwargs or {}))
+
+
+class TorchModes(CountingEnv):
+    """An environment with a model of its own, which it trains while it is stepped."""
+
+    def step(self, action: Any) -> Any:
+        model = torch.nn.Linear(2, 1)
+        output = model(torch.ones(2))
+        output.sum().backward()
+        assert model.weight.grad is not None
+        assert output.dtype == torch.float32
+        return super().step(action)
+
+
+def test_weights_are_cast_once_per_call_and_environments_notice_nothing() -> None:
+    envs: Any = make_vector_env([EnvSpec(TorchModes, {"length": 3})], "sync")
+    tstep = partial(FFTstepEncoder, n_layers=1, d_hidden=8, d_output=8)
+    agent = Agent(
+        envs.single_observation_space, envs.single_action_space, tstep, ENCODERS["transformer"], WINDOW
+    )
+    bf16 = partial(torch.autocast, "cpu", torch.bfloat16)
+    collector = Collector([RolloutGroup(envs, None, [])], agent.eval(), torch.device("cpu"), True, cast=bf16)
+    counts = []
+    for steps in (1, 5):
+        with Casts() as casts:
+            collector.collect(steps)
+        counts.append(casts.count)
+    assert 0 < counts[0] == counts[1]
+    collector.close()
+
+
 def test_tensors_of_all_widths_share_a_block() -> None:
     tensors = {
         "flags": torch.tensor([True, False, True]),
