@@ -68,20 +68,19 @@ class AdvantageNorm:
         if self.mode == "none":
             return kept.float()
         # The sums are taken in float64, where the variance survives a mean far from 0.
-        count, total, squares = _sums(kept, mask)
-        mean = var = None
-        if count > 1:
-            mean = total / count
-            var = max(squares - count * mean * mean, 0.0) / (count - 1)
-        if self.mode == "ema":
-            mean, var = self._averages(mean, var)
-        if mean is None or var is None:
+        count, total, squares = _sums(kept, mask).unbind()
+        mean = total / count
+        var = (squares - count * mean * mean).clamp(min=0.0) / (count - 1)
+        if self.mode != "ema":
+            normalized = (kept - mean) / var.sqrt().clamp(min=_MIN_STD)
+            return normalized.where(mask & (count > 1), kept).float()
+        is_known = float(count) > 1
+        old_mean, old_var = self._averages(*((float(mean), float(var)) if is_known else (None, None)))
+        if old_mean is None or old_var is None:
             return kept.float()
-        std = max(var**0.5, self.ema_min_std if self.mode == "ema" else _MIN_STD)
-        normalized: Tensor = (kept - mean) / std
-        if self.mode == "ema":
-            normalized = normalized.clamp(-self.ema_clip, self.ema_clip)
-        return normalized.masked_fill(~mask, 0.0).float()
+        normalized = (kept - old_mean) / max(old_var**0.5, self.ema_min_std)
+        result: Tensor = normalized.clamp(-self.ema_clip, self.ema_clip).masked_fill(~mask, 0.0).float()
+        return result
 
     def _averages(self, mean: float | None, var: float | None) -> tuple[float | None, float | None]:
         """Add this rollout's statistics; return the earlier ones, or this rollout's if it is the first."""
@@ -104,8 +103,6 @@ class AdvantageNorm:
         self._mean, self._var = state["mean"], state["var"]
 
 
-def _sums(kept: Tensor, mask: Tensor) -> tuple[float, float, float]:
-    """Count, sum and sum of squares over all processes."""
-    sums = torch.stack([mask.sum().double(), kept.sum(), kept.square().sum()])
-    count, total, squares = summed_over_processes(sums).tolist()
-    return count, total, squares
+def _sums(kept: Tensor, mask: Tensor) -> Tensor:
+    """Count, sum and sum of squares over all processes, (3,) float64."""
+    return summed_over_processes(torch.stack([mask.sum().double(), kept.sum(), kept.square().sum()]))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...agents import OnPolicyAgent
 from ...nets import DistributionType, summed_over_processes
+from ..process.transfer import to_device
 from .sequences import STEP, TAIL, GatherIndices, Results, RolloutTensors
 
 _NUM_ULPS = 32  # six times the largest difference seen (widths 16 to 256); a wrong hidden state gave 4,000
@@ -32,7 +33,8 @@ def old_policy_outputs(
     """
     agent.eval()
     num_steps = tensors.num_steps * tensors.num_envs
-    values = torch.zeros(len(tensors.rl2s), 1, device=tensors.device)  # values of all timesteps
+    # Entries without a step are written to an additional row: choosing the others would wait for the device.
+    values = torch.zeros(len(tensors.rl2s) + 1, 1, device=tensors.device)
     results: Results = {}
     for indices in groups:
         batch = tensors.gather(indices, {})
@@ -40,15 +42,18 @@ def old_policy_outputs(
             found = agent.evaluate(batch)
         agent.gather_statistics(batch)
         is_step, is_tail = indices.kinds == STEP, indices.kinds == TAIL
+        steps = torch.where(is_step, indices.steps, num_steps)
         for name, value in (("log_probs", found.log_probs), ("params", found.params)):
             if name not in results:
-                results[name] = torch.zeros(num_steps, value.shape[-1], device=tensors.device)
-            results[name][indices.steps[is_step]] = value[is_step].float()
-        for chosen in (is_tail, is_step):
-            values[indices.timesteps[chosen]] = found.values[chosen].float()
+                results[name] = torch.zeros(num_steps + 1, value.shape[-1], device=tensors.device)
+            results[name][steps] = value.float()
+        for chosen in (is_tail, is_step):  # in this order: a step's own value replaces that of a tail
+            values[torch.where(chosen, indices.timesteps, len(tensors.rl2s))] = found.values.float()
+    results = {name: value[:num_steps] for name, value in results.items()}
     first = tensors.rollout.history * tensors.num_envs
     results["values"] = values[first : first + num_steps]
-    return results, values[:, 0][torch.from_numpy(tensors.successors).to(tensors.device)]
+    successors = to_device({"successors": tensors.successors}, tensors.device)["successors"]
+    return results, values[:, 0][successors]
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...data import RolloutBatch
 from ...data.sink import Arrays
 from ...data.spaces import ActionCode, PolicyActionSpace
+from ..process.transfer import to_device
 from .buffer import CollectedRollout
 
 _FRESH = np.iinfo(np.int64).min  # start of a sequence that needs no state
@@ -139,16 +140,19 @@ class RolloutTensors:
         self._some_timestep = rollout.history * self.num_envs  # an existing timestep for padding
         finals = rollout.finals
 
-        def flat(rows: np.ndarray, ends: Sequence[np.ndarray]) -> Tensor:
-            return torch.from_numpy(np.concatenate([rows.reshape(-1, *rows.shape[2:]), *ends])).to(device)
+        def flat(rows: np.ndarray, ends: Sequence[np.ndarray] = ()) -> np.ndarray:
+            return np.concatenate([rows.reshape(-1, *rows.shape[2:]), *ends])
 
-        self.obs = {key: flat(value, [f.obs[key] for f in finals]) for key, value in rollout.obs.items()}
-        self.rl2s = flat(rollout.rl2s, [f.rl2s for f in finals])
-        self.time_idxs = flat(rollout.time_idxs, [f.time_idxs for f in finals])
-        self.actions = flat(actions, [])
-        self.steps = {key: torch.from_numpy(value).to(device) for key, value in rollout.steps.items()}
-        self._valid = self.steps["valid"].view(-1, 1)
+        obs = {key: flat(value, [f.obs[key] for f in finals]) for key, value in rollout.obs.items()}
+        others = {
+            "rl2s": flat(rollout.rl2s, [f.rl2s for f in finals]),
+            "time_idxs": flat(rollout.time_idxs, [f.time_idxs for f in finals]),
+            "actions": flat(actions),
+        }
+        self.obs, self.steps = to_device(obs, device), to_device(rollout.steps, device)
+        self.rl2s, self.time_idxs, self.actions = to_device(others, device).values()
         self.successors = self._find_successors()
+        self._valid = self.steps["valid"].view(-1, 1)
         steps, states = sorted(rollout.states), rollout.states
         self._state_rows = {step: i * self.num_envs for i, step in enumerate(steps)}
         self._states = {
@@ -224,7 +228,7 @@ class RolloutTensors:
         timesteps[kinds == PADDING] = self._some_timestep
         none = np.zeros(self.num_envs, np.bool_)
         indices = self._indices(timesteps, np.zeros_like(timesteps), kinds, none, None)
-        resets, fresh = (torch.from_numpy(x).to(self.device) for x in (begins, is_fresh))
+        resets, fresh = to_device({"resets": begins, "fresh": is_fresh}, self.device).values()
         return indices, resets, fresh
 
     def _indices(
@@ -235,15 +239,12 @@ class RolloutTensors:
         is_fresh: np.ndarray,
         states: np.ndarray | None,
     ) -> GatherIndices:
-        def tensor(array: np.ndarray) -> Tensor:
-            return torch.from_numpy(array).to(self.device)
-
+        arrays = {"timesteps": timesteps, "steps": steps, "kinds": kinds, "is_fresh": is_fresh}
+        if states is not None:
+            arrays["states"] = states
+        found = to_device(arrays, self.device)
         return GatherIndices(
-            tensor(timesteps),
-            tensor(steps),
-            tensor(kinds),
-            tensor(is_fresh),
-            None if states is None else tensor(states),
+            **{"states": None, **found},  # type: ignore[arg-type]
             is_dense=bool((kinds == STEP).all()),
         )
 

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from ...agents import GAE, AdvantageNorm, OnPolicyAgent, RewardNormalizer
 from ...data import RolloutBatch, Sink
 from ...data.errors import check_choice
+from ...nets import summed_over_processes
 from ..contracts import RunContext, Stateful, Trainer
 from ..learn.learner import Learner, log_figures
-from ..process.distributed import StopWatch, merge_metrics, merged, sum_over_ranks
+from ..process.distributed import StopWatch, merge_metrics, merged
 from ..process.rng import derive_seed
 from . import sequences
 from .buffer import CollectedRollout, RolloutBuffer, check_rollout, join
@@ -141,7 +142,7 @@ class PPOLearner(Trainer):
         agent.values_when_acting = keeps_trajectories or not recompute_old
         self.buffers: list[RolloutBuffer] = []
         self._has_warned = False
-        self._kls: list[tuple[float, float]] = []  # KL divergence and timesteps of each minibatch so far
+        self._kls: list[Tensor] = []  # of each minibatch so far, see `mean_kl`
 
     def check(self, *, has_schedule: bool) -> None:
         """Raise ValueError if two settings control the learning rate."""
@@ -365,7 +366,7 @@ class PPOLearner(Trainer):
             "kl_last": last_kl,
             "updates": float(len(updates)),
             "updates_share": len(updates) / (self.update_epochs * self.minibatches),
-            "initial_kl": self._kls[0][0],
+            "initial_kl": mean_kl(self._kls[:1]),
             "skipped_updates": float(self.learner.skipped_updates - skipped_before),
             "learning_rate": self.learner.learning_rate,
         }
@@ -374,12 +375,11 @@ class PPOLearner(Trainer):
         """One update on the parts of a minibatch."""
         if self.advantage_norm.per_minibatch:
             batches = self._normalized(batches)
-        counts = [float(batch.mask.sum()) for batch in batches]
         return log_figures(
             self.learner.update(
                 batches,
                 with_metrics,
-                lambda found: self._may_step(found, counts),
+                lambda found: self._may_step(found, batches),
                 looks=not self._kls,  # only at the first minibatch of a rollout
             )
         )
@@ -402,15 +402,18 @@ class PPOLearner(Trainer):
             for batch, part in zip(batches, parts, strict=True)
         ]
 
-    def _may_step(self, found: Sequence[Mapping[str, Any]], counts: Sequence[float]) -> bool:
-        """Called before the step: store the KL divergence of all processes, and decide alike in all.
+    def _may_step(self, found: Sequence[Mapping[str, Any]], batches: Sequence[RolloutBatch]) -> bool:
+        """Called before the step: keep the KL divergence of all processes, and decide alike in all.
 
-        found: the results of compute_loss. counts: number of timesteps that each of them averages over.
+        found: the results of compute_loss on each of the batches.
         """
-        own = [sum(float(one["kl"]) * n for one, n in zip(found, counts, strict=True)), sum(counts)]
-        total, count = sum_over_ranks(own, self.accelerator)
-        kl = total / max(count, 1.0)
-        self._kls.append((kl, count))
+        counts = torch.stack([batch.mask.sum().double() for batch in batches])
+        kls = torch.stack([one["kl"].detach().double() for one in found])
+        self._kls.append(summed_over_processes(torch.stack([(kls * counts).sum(), counts.sum()])))
+        adapts = self.lr_adapter is not None and self.lr_adapter.per_minibatch
+        if self.target_kl is None and not adapts:
+            return True  # nothing waits for the device to know the divergence
+        kl = mean_kl(self._kls[-1:])
         if self.target_kl is not None and kl > self.target_kl:
             return False
         self._adapt(kl, per_minibatch=True)
@@ -452,15 +455,29 @@ def _summary(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     `effective_sample_size` is the effective number of steps of all updates and processes, weighted by their
     ratios, as a share of their number.
     """
-    found = merged([(update, 1.0) for update in updates])
+    found = merged([(update, 1.0) for update in _numbers(updates)])
     if "ratio_mean_square" in found:
         mean, mean_square = found.pop("ratio_mean"), found.pop("ratio_mean_square")
         found["effective_sample_size"] = mean**2 / max(mean_square, 1e-12)
     return found
 
 
-def mean_kl(kls: Sequence[tuple[float, float]]) -> float:
-    """Weighted mean of (divergence, timesteps) pairs; those that are not finite are left out."""
-    known = [(kl, n) for kl, n in kls if math.isfinite(kl)]
-    count = sum(n for _, n in known)
-    return sum(kl * n for kl, n in known) / count if count else 0.0
+def _numbers(updates: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
+    """The figures of all updates as numbers, after one copy from the device."""
+    if not any(updates):
+        return [{} for _ in updates]
+    figures = [torch.as_tensor(value).double() for one in updates for value in one.values()]
+    numbers = iter(torch.stack(figures).tolist())
+    return [dict(zip(one, numbers)) for one in updates]  # noqa: B905 - each takes as many as it has names
+
+
+def mean_kl(sums: Sequence[Tensor]) -> float:
+    """Mean of KL divergences over timesteps; minibatches whose divergence is not finite are left out.
+
+    sums: (2,) for each minibatch, the sum over its timesteps and their number.
+    """
+    if not sums:
+        return 0.0
+    known = [(total, n) for total, n in torch.stack(list(sums)).tolist() if math.isfinite(total)]
+    mean: float = sum(total for total, _ in known) / max(sum(n for _, n in known), 1.0)
+    return mean

@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from loxodon.agents import GAE, AdvantageNorm, PPOAgent
 from loxodon.data import Sink
@@ -162,7 +163,8 @@ def test_metrics_of_updates_are_means_or_extremes() -> None:
     updates = [{name: torch.tensor(value) for name in names} for value in (1.0, 4.0, 1.0)]
     updates.append({"kl": torch.tensor(6.0, dtype=torch.float64)})
     assert merged([(update, 1.0) for update in updates]) == {"kl": 3.0, "ratio_min": 1.0, "ratio_max": 4.0}
-    assert mean_kl([(1.0, 3.0), (float("nan"), 5.0), (3.0, 1.0)]) == 1.5
+    sums = torch.tensor([[3.0, 3.0], [float("nan"), 5.0], [3.0, 1.0]])
+    assert mean_kl(list(sums)) == 1.5
     assert mean_kl([]) == 0.0
 
 
@@ -295,3 +297,28 @@ def test_two_buffers_give_the_same_as_one() -> None:
         learner.learn_from_rollout(0)
         figures.append(torch.cat([p.detach().flatten() for p in agent.parameters()]))
     assert_equal_but_for_rounding(figures[0], figures[1], NUM_OPS * 4)  # four updates
+
+
+class Waits(TorchDispatchMode):
+    """Counts operations that wait for the results of others on a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        by_mask = func.overloadpacket in (torch.ops.aten.index, torch.ops.aten.index_put_) and any(
+            index is not None and index.dtype == torch.bool for index in args[1]
+        )
+        waiting = (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.masked_select)
+        self.count += by_mask or func.overloadpacket in waiting
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_rollout_waits_for_a_gpu_less_than_ten_times_however_many_updates_it_takes() -> None:
+    agent = make_agent(ENCODERS["ff"])
+    norm = partial(AdvantageNorm, mode="minibatch")
+    learner = make_learner(agent, 8, 4, update_epochs=6, advantage_norm=norm)
+    make_collector(agent, learner).collect(8)
+    with Waits() as waits:
+        figures = learner.learn_from_rollout(0)
+    assert figures["updates"] == 12
+    assert waits.count < 10
