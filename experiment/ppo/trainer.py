@@ -142,7 +142,7 @@ class PPOLearner(Trainer):
         agent.values_when_acting = keeps_trajectories or not recompute_old
         self.buffers: list[RolloutBuffer] = []
         self._has_warned = False
-        self._kls: list[Tensor] = []  # of each minibatch so far, see `mean_kl`
+        self._kls: list[Tensor] = []  # sums of each minibatch so far, see `mean_kl`
 
     def check(self, *, has_schedule: bool) -> None:
         """Raise ValueError if two settings control the learning rate."""
