@@ -11,16 +11,13 @@ new one in 95 % of the last 16 timesteps, or null, and the loss (nats per action
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-import time
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from provenance import provenance
+from recall_probe import run_probes
 from recommended import TRANSFORMER
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -49,7 +46,7 @@ def episodes(rng: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
     return torch.from_numpy(hits), rl2s, previous.cumsum(1).clamp(max=1.0)
 
 
-def probe(encoder: str, rl2_gain: float, seed: int, limit: int) -> tuple[int | None, float]:
+def probe(encoder: str, rl2_gain: float, seed: int, limit: int) -> dict[str, Any]:
     """Train until the actions taken are known; return the number of updates or None, and the loss."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -73,8 +70,8 @@ def probe(encoder: str, rl2_gain: float, seed: int, limit: int) -> tuple[int | N
         chosen = found[:, LATE].argmin(-1, keepdim=True)
         share = 0.9 * share + 0.1 * (1.0 - float(taken[:, LATE].gather(-1, chosen).mean()))
         if update % LOOK_EVERY == 0 and share > ENOUGH:
-            return update, loss.item()
-    return None, loss.item()
+            return {"updates": update, "loss": round(loss.item(), 3)}
+    return {"updates": None, "loss": round(loss.item(), 3)}
 
 
 def main() -> None:
@@ -87,18 +84,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--limit", type=int, default=1000)
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    results: list[dict[str, Any]] = []
-    for encoder in args.encoders:
-        for gain in args.rl2_gains:
-            begin_s = time.process_time()
-            found = [probe(encoder, gain, seed, args.limit) for seed in args.seeds]
-            one = {"encoder": encoder, "rl2_gain": gain, "updates": [n for n, _ in found]}
-            one |= {"loss": [round(loss, 3) for _, loss in found]}
-            one["cpu_s"] = round(time.process_time() - begin_s, 1)
-            print(json.dumps(one), file=sys.stderr, flush=True)
-            results.append(one)
-    print(json.dumps({"provenance": provenance(), "seeds": args.seeds, "results": results}, indent=1))
+    probes = [
+        ({"encoder": encoder, "rl2_gain": gain}, partial(probe, encoder, gain, limit=args.limit))
+        for encoder in args.encoders
+        for gain in args.rl2_gains
+    ]
+    run_probes(probes, args.seeds)
 
 
 if __name__ == "__main__":

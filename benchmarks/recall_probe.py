@@ -16,6 +16,8 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +38,9 @@ POSITIONS: dict[str, dict[str, Any]] = {
     "fixed": {"heads": "plain", "pos_emb": "fixed"},
     "learned": {"heads": "plain", "pos_emb": "learned"},
 }
+
+Probe = tuple[dict[str, Any], Callable[..., dict[str, Any]]]
+"""The facts that describe a probe, and a function from a seed to its figures by name."""
 
 
 def episodes(task: str, number: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -63,7 +68,7 @@ def episodes(task: str, number: int, rng: torch.Generator) -> tuple[Tensor, Tens
 
 def updates_needed(
     task: str, positions: str, seed: int, *, limit: int, first_episodes: int, episodes_per_update: float
-) -> int | None:
+) -> dict[str, int | None]:
     """Train until the task is learned; return the number of updates, or None if `limit` is exceeded."""
     torch.manual_seed(seed)
     rng = torch.Generator().manual_seed(seed + 100)
@@ -114,8 +119,22 @@ def updates_needed(
             due = right != NO_ANSWER
             share = 0.5 * (share + float((best == right)[due].float().mean()))
             if share > ENOUGH:
-                return update
-    return None
+                return {"updates": update}
+    return {"updates": None}
+
+
+def run_probes(probes: Iterable[Probe], seeds: Sequence[int]) -> None:
+    """Run each probe with all seeds on one thread, and print one JSON document; progress goes to stderr."""
+    torch.set_num_threads(1)
+    results: list[dict[str, Any]] = []
+    for facts, call in probes:
+        begin_s = time.process_time()
+        found = [call(seed=seed) for seed in seeds]
+        one = {**facts, **{name: [figures[name] for figures in found] for name in found[0]}}
+        one["cpu_s"] = round(time.process_time() - begin_s, 1)
+        print(json.dumps(one), file=sys.stderr, flush=True)
+        results.append(one)
+    print(json.dumps({"provenance": provenance(), "seeds": seeds, "results": results}, indent=1))
 
 
 def main() -> None:
@@ -130,23 +149,15 @@ def main() -> None:
     parser.add_argument("--episodes-per-update", type=float, nargs="+", default=[0.5])
     parser.add_argument("--limit", type=int, default=600)
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    results: list[dict[str, Any]] = []
+    probes: list[Probe] = []
     for task in args.tasks:
         for positions in args.positions:
             for first in args.first_episodes:
                 for rate in args.episodes_per_update:
-                    begin_s = time.process_time()
                     facts = {"first_episodes": first, "episodes_per_update": rate}
-                    updates = [
-                        updates_needed(task, positions, seed, limit=args.limit, **facts)
-                        for seed in args.seeds
-                    ]
-                    one = {"task": task, "positions": positions, **facts, "updates": updates}
-                    one["cpu_s"] = round(time.process_time() - begin_s, 1)
-                    print(json.dumps(one), file=sys.stderr, flush=True)
-                    results.append(one)
-    print(json.dumps({"provenance": provenance(), "seeds": args.seeds, "results": results}, indent=1))
+                    call = partial(updates_needed, task, positions, limit=args.limit, **facts)
+                    probes.append(({"task": task, "positions": positions, **facts}, call))
+    run_probes(probes, args.seeds)
 
 
 if __name__ == "__main__":
