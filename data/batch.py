@@ -362,7 +362,8 @@ class RolloutBatch:
         obs: each (B, L, ...), in the environment's own dtype.
         rl2s: (B, L, 1+A) float32, previous reward and previous action.
         time_idxs: (B, L, 1) int64, index within the episode.
-        resets: (B, L) bool, True on the first timestep of an episode.
+        resets: (B, L) bool, True on the first timestep of an episode; None if no episode begins within a
+            sequence, and no `start` belongs to an earlier one.
         actions: (B, L, A) float32: one-hot if discrete, otherwise the policy's sample before clipping.
         mask: (B, L, 1) bool, True where the policy acted; only these places count in losses and statistics.
         start: the hidden state before place 0, as exported by the agent, each (B, ...); None to begin anew.
@@ -377,7 +378,7 @@ class RolloutBatch:
     obs: dict[str, Tensor]
     rl2s: Tensor
     time_idxs: Tensor
-    resets: Tensor
+    resets: Tensor | None
     actions: Tensor
     mask: Tensor
     start: dict[str, Tensor] | None = None

@@ -104,7 +104,7 @@ class SequenceSight(Sight):
     Attributes:
         x: (B, L, ...), for its shape and device.
         window: number of timesteps that a query may read, its own included.
-        resets: (B, L) bool, True on the first timestep of an episode; None if each row has a single episode.
+        resets: (B, L) bool, True on the first timestep of an episode; None if no episode begins within a row.
         num_before: number M of keys of timesteps before the sequence.
         ages: (B,) int64, number of these that belong to the running episode.
     """
@@ -119,8 +119,7 @@ class SequenceSight(Sight):
     ) -> None:
         super().__init__()
         self.x, self.window, self.num_before, self.ages = x, window, num_before, ages
-        has_borders = resets is not None and (num_before > 0 or bool(resets[:, 1:].any()))
-        self.resets = resets if has_borders else None
+        self.resets = resets
         self._mask: Tensor | None = None
 
     @property
@@ -181,9 +180,11 @@ def attend(
     Returns: (B, H, L, E).
     """
     if kernel is None or q.shape[2] == 1:
+        # Autocast would round all float32 keys of a ring in each step; narrow ones are read as they are.
+        is_narrow_ring = isinstance(sight, RingSight) and k.dtype.itemsize < torch.float32.itemsize
         device = q.device.type
-        is_exact = device != "meta" and not torch.is_autocast_enabled(device)
-        read = weighted if is_exact else _weighted_in_full  # autocast would round the float32 keys of a ring
+        is_plain = is_narrow_ring or (device != "meta" and not torch.is_autocast_enabled(device))
+        read = weighted if is_plain else _weighted_in_full
         return read(q, k, v, *sight.terms(heads), sink, dropout)
     assert isinstance(sight, SequenceSight)  # a ring has a single query
     if not heads.all_see_present and sight.sees_all_episodes:
@@ -206,20 +207,23 @@ def weighted(
     sink: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Evaluate the formula for all heads at once; see `attend`, and `Sight.terms` for bias and kept."""
-    shape, scale = q.shape, q.shape[-1] ** -0.5
+    """Evaluate the formula for all heads at once; see `attend`, and `Sight.terms` for bias and kept.
+
+    Products have the precision of keys and values, everything else that of the bias.
+    """
+    shape, scale, q = q.shape, q.shape[-1] ** -0.5, q.to(k.dtype)
     logits = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT).view(*shape[:3], -1)
     if kept is None:
         logits = torch.add(bias, logits, alpha=scale)
     else:
         logits = torch.addcmul(bias, logits, kept, value=scale)
     if sink is not None:
-        logits = torch.cat([logits, q @ sink.mT * scale], dim=-1)
+        logits = torch.cat([logits, q @ sink.to(q.dtype).mT * scale], dim=-1)
     weights = logits.softmax(-1)
     weights = F.dropout(weights, dropout) if dropout else weights
     weights = weights if sink is None else weights[..., :-1]
     weights = weights if kept is None else weights * kept
-    return torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).view(shape)
+    return torch.bmm(weights.to(v.dtype).flatten(0, 1), v.flatten(0, 1)).view(shape)
 
 
 _weighted_in_full = in_full_precision(weighted)

@@ -23,6 +23,9 @@ class KeyValueRing:
 
     The state has three parts: "keys" (N, H, E, W) float, "values" (N, H, W, E) float, and "age" (N,) int64,
     the number of timesteps of the running episode so far. Slots from earlier episodes are not read.
+
+    A state that begins under autocast holds keys and values in its precision, because reading them takes most
+    of the time of a long context. On a CPU they stay in float32, as few processors have fast narrow products.
     """
 
     def __init__(self, num_heads: int, width: int, window: int) -> None:
@@ -30,10 +33,12 @@ class KeyValueRing:
 
     def begin(self, num_envs: int, device: torch.device) -> State:
         """The state before the first timestep."""
-        heads = (num_envs, self.num_heads)
+        heads, dtype = (num_envs, self.num_heads), torch.float32
+        if device.type not in ("cpu", "meta") and torch.is_autocast_enabled(device.type):
+            dtype = torch.get_autocast_dtype(device.type)
         return {
-            "keys": torch.zeros(*heads, self.width, self.window, device=device),
-            "values": torch.zeros(*heads, self.window, self.width, device=device),
+            "keys": torch.zeros(*heads, self.width, self.window, dtype=dtype, device=device),
+            "values": torch.zeros(*heads, self.window, self.width, dtype=dtype, device=device),
             "age": torch.zeros(num_envs, dtype=torch.int64, device=device),
         }
 
@@ -74,8 +79,8 @@ class KeyValueRing:
         sight, num_used, age = timeline.once(self.window, look)
         put = Tensor.index_put if torch.is_grad_enabled() else Tensor.index_put_
         keys, values = state["keys"].permute(0, 3, 1, 2), state["values"].transpose(1, 2)  # (N, W, H, E)
-        keys = put(keys, sight.present, k[:, :, 0].float()).permute(0, 2, 3, 1)
-        values = put(values, sight.present, v[:, :, 0].float()).transpose(1, 2)
+        keys = put(keys, sight.present, k[:, :, 0].to(keys.dtype)).permute(0, 2, 3, 1)
+        values = put(values, sight.present, v[:, :, 0].to(values.dtype)).transpose(1, 2)
         read = keys[..., :num_used].mT, values[:, :, :num_used]
         return *read, sight, {"keys": keys, "values": values, "age": age}
 
@@ -97,8 +102,9 @@ class KeyValueRing:
             return kept, sight, after.clamp(min=0), age_after
 
         kept, sight, after, age = timeline.once(self.window, look)
-        keys = torch.cat([_at(state["keys"].mT, kept), k.float()], dim=2)
-        values = torch.cat([_at(state["values"], kept), v.float()], dim=2)
+        keys, values = state["keys"].mT, state["values"]
+        keys = torch.cat([_at(keys, kept), k.to(keys.dtype)], dim=2)
+        values = torch.cat([_at(values, kept), v.to(values.dtype)], dim=2)
         state_after = None
         if timeline.keeps_state:
             state_after = {"keys": _at(keys, after).mT.contiguous(), "values": _at(values, after), "age": age}

@@ -91,7 +91,7 @@ class TrajEncoder(nn.Module, ABC):
         encoded, _ = self(seq, time_idxs, self.import_hidden_state(rows), resets)
         return cast("Tensor", encoded)
 
-    def remember(self, seq: Tensor, time_idxs: Tensor, resets: Tensor) -> dict[str, Tensor]:
+    def remember(self, seq: Tensor, time_idxs: Tensor, resets: Tensor | None) -> dict[str, Tensor]:
         """The exported state after a sequence; see `encode_from` for the arguments.
 
         Timesteps before the last reset of a row have no effect, so sequences of different lengths can be

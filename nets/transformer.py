@@ -267,7 +267,7 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
     def _step(
         self, seq: Tensor, time_idxs: Tensor, hidden_state: list[State]
     ) -> tuple[Tensor, list[State | None]]:
-        if self._fast_step is not None and TransformerStep.serves(seq):
+        if self._fast_step is not None and TransformerStep.serves(seq, hidden_state[0]["keys"]):
             return self._fast_step(seq, time_idxs, hidden_state)
         return super()._step(seq, time_idxs, hidden_state)
 

@@ -237,12 +237,14 @@ class Collector:
             group.state = None  # after a failed reset, a checkpoint has nothing to resume from
             obs, _ = group.envs.reset(seed=own_seed)
             obs = self._with_info(obs, None, np.ones(group.num_envs, dtype=bool))
+            with self.cast():
+                hidden_state = self.agent.init_hidden_state(group.num_envs, self.device)
             group.state = RolloutState(
                 obs=obs,
                 rl2s=np.zeros((group.num_envs, 1 + self.action_code.width), dtype=np.float32),
                 time_idxs=np.zeros((group.num_envs, 1), dtype=np.int64),
                 env_names=list(group.envs.env_names),
-                hidden_state=self.agent.init_hidden_state(group.num_envs, self.device),
+                hidden_state=hidden_state,
             )
             group.begin_trajectories(np.arange(group.num_envs))
 

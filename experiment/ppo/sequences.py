@@ -252,16 +252,16 @@ class RolloutTensors:
         """The batch at these indices; `results` (T * N, ...), by field name, are filled in at its steps."""
         timesteps, steps = indices.timesteps.reshape(-1), indices.steps.reshape(-1)
         exists, is_step = (indices.kinds != PADDING)[..., None], (indices.kinds == STEP)[..., None]
-        # A piece lies within one episode, so an episode can begin only at its first place.
-        resets = torch.zeros(indices.kinds.shape, dtype=torch.bool, device=self.device)
-        resets[:, 0] = indices.is_fresh
 
         def chosen(values: Tensor, index: Tensor, counts: Tensor | None = None) -> Tensor:
             rows = values.index_select(0, index).view(*indices.kinds.shape, *values.shape[1:])
             return rows if counts is None or indices.is_dense else rows * counts
 
-        start = None
+        start = resets = None
         if indices.states is not None:
+            # A piece lies within one episode, so an episode can begin only at its first place.
+            resets = torch.zeros(indices.kinds.shape, dtype=torch.bool, device=self.device)
+            resets[:, 0] = indices.is_fresh
             start = {key: value.index_select(0, indices.states) for key, value in self._states.items()}
         return RolloutBatch(
             obs={key: chosen(value, timesteps) for key, value in self.obs.items()},

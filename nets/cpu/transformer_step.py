@@ -65,9 +65,9 @@ class TransformerStep:
         )
 
     @staticmethod
-    def serves(x: Tensor) -> bool:
-        """True for a step in float32 without gradient or autocast."""
-        is_plain = x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    def serves(x: Tensor, keys: Tensor) -> bool:
+        """True for a step in float32 without gradient or autocast. keys: of the first layer's ring."""
+        is_plain = x.dtype == keys.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
         return is_plain and not torch.is_grad_enabled() and cpu.serves(x)
 
     def __call__(self, x: Tensor, time_idxs: Tensor, states: Sequence[Any]) -> tuple[Tensor, list[Any]]:

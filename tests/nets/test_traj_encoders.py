@@ -232,6 +232,24 @@ def test_autocast_follows_the_exact_result(encoder: TrajEncoder) -> None:
 
 
 @pytest.mark.kernels
+@pytest.mark.parametrize("is_cast", [False, True])
+@pytest.mark.parametrize("name", ["transformer_all_kinds", "transformer_alibi", "transformer_recommended"])
+def test_a_transformer_acts_on_narrow_keys_and_values_as_on_wide_ones(name: str, is_cast: bool) -> None:
+    """Rings are narrow if they began under autocast on a GPU; a CPU may continue from them."""
+    encoder = make_encoder(name)
+    seq, times, resets = make_history(WINDOW + 8)
+    exact, _ = act_from_the_start(encoder, seq, times, resets)
+    state = [
+        {name: x.bfloat16() if name in ("keys", "values") else x for name, x in layer.items()}
+        for layer in encoder.init_hidden_state(NUM_ENVS, CPU)
+    ]
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
+        found, after = act(encoder, seq, times, resets, state)
+    torch.testing.assert_close(found.float(), exact, rtol=0, atol=0.2)
+    assert {after[-1][name].dtype for name in ("keys", "values")} == {torch.bfloat16}
+
+
+@pytest.mark.kernels
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_encoder_trains_under_autocast_on_any_processor(
     encoder: TrajEncoder, dtype: torch.dtype

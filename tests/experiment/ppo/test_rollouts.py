@@ -19,7 +19,7 @@ from loxodon.envs import EnvSpec, make_vector_env
 from loxodon.experiment.ppo import RolloutBuffer, sequences
 from loxodon.experiment.ppo.trainer import mean_kl
 from loxodon.experiment.process.distributed import merged
-from loxodon.nets import PolicyHead
+from loxodon.nets import PolicyHead, cpu
 
 from ...rounding import assert_equal_but_for_rounding, rounding
 from .rollouts import (
@@ -313,8 +313,12 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_rollout_waits_for_a_gpu_less_than_ten_times_however_many_updates_it_takes() -> None:
-    agent = make_agent(ENCODERS["ff"])
+@pytest.mark.parametrize("encoder", ["ff", "transformer", "gru"])
+def test_a_rollout_waits_for_a_gpu_less_than_ten_times_however_many_updates_it_takes(
+    encoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "serves", lambda x: False)  # kernels for the CPU may look at values
+    agent = make_agent(ENCODERS[encoder])
     norm = partial(AdvantageNorm, mode="minibatch")
     learner = make_learner(agent, 8, 4, update_epochs=6, advantage_norm=norm)
     make_collector(agent, learner).collect(8)

@@ -51,7 +51,7 @@ def test_a_truncation_within_a_chunk_begins_a_new_sequence(encoder: str, context
     truncated = rollout.steps["ended"] & ~rollout.steps["terminated"]
     assert truncated[:-1].any()  # truncations inside the chunk
     for batch in batches_of(learner):
-        assert not batch.resets[:, 1:].any()
+        assert batch.resets is None or not batch.resets[:, 1:].any()
         for mask, time_idxs in zip(batch.mask[..., 0], batch.time_idxs[..., 0], strict=True):
             assert (time_idxs[mask].diff() == 1).all()
 
