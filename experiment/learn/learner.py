@@ -34,7 +34,7 @@ AnyBatch = Batch | RolloutBatch
 EditMask = Callable[[Any, Tensor, Tensor], Tensor]
 EditExtraMask = Callable[[Any, str, Tensor, Tensor], Tensor]
 ReportPriorities = Callable[[npt.NDArray[np.int64], npt.NDArray[Any]], None]
-_SETTINGS = ("initial_lr", "weight_decay", "eps", "prefix")  # settings of a parameter group
+_SETTINGS = ("initial_lr", "weight_decay", "betas", "eps", "prefix")  # settings of a parameter group
 BeforeStep = Callable[[Sequence[Mapping[str, Any]]], bool]
 PEAK_SHARE = 0.9
 """Weight of the largest TD error in a window's priority; the mean has the rest (eta of R2D2)."""

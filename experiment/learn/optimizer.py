@@ -100,7 +100,7 @@ def _shown(groups: Sequence[tuple[str, int]]) -> str:
     return ", ".join(f"{prefix or '(all others)'}: {count}" for prefix, count in groups)
 
 
-@gin.configurable("AdamW", allowlist=["eps", "lr_multipliers"])
+@gin.configurable("AdamW", allowlist=["beta2", "eps", "lr_multipliers"])
 def make_optimizer(
     agent: nn.Module,
     params: Sequence[nn.Parameter],
@@ -108,6 +108,7 @@ def make_optimizer(
     learning_rate: float,
     l2_coeff: float,
     fused: bool,
+    beta2: float = 0.999,
     eps: float = 1e-8,
     lr_multipliers: Mapping[str, float] | None = None,
 ) -> torch.optim.Optimizer:
@@ -119,16 +120,22 @@ def make_optimizer(
         learning_rate: learning rate before factors.
         l2_coeff: weight decay.
         fused: one kernel for all parameters; hides whether a loss scaler skipped the step.
+        beta2: decay of the second moment per update. Once a task is solved, gradients are small for a long
+            time. The next large one then changes all parameters at once, by up to 3 times the learning rate
+            with 0.999 and by 0.7 times with 0.98.
         eps: added to the root of the second moment.
         lr_multipliers: factor of the learning rate by name of a module of the agent, such as "actor" or
             "traj_encoder"; the longest name that fits a parameter wins.
     Raises: ValueError or TypeError for invalid numbers, or a name that no parameter has.
     """
+    check_number("AdamW.beta2", beta2, lowest=0, highest=0.999_999)
     for name, value in {"eps": eps, **(lr_multipliers or {})}.items():
         setting = "AdamW.eps" if name == "eps" else f"AdamW.lr_multipliers[{name!r}]"
         check_number(setting, value, above=0)
     groups = param_groups(agent, params, learning_rate=learning_rate, lr_multipliers=lr_multipliers)
-    return torch.optim.AdamW(groups, lr=learning_rate, weight_decay=l2_coeff, fused=fused, eps=eps)
+    return torch.optim.AdamW(
+        groups, lr=learning_rate, weight_decay=l2_coeff, fused=fused, eps=eps, betas=(0.9, beta2)
+    )
 
 
 def warmup_factor(gradient_steps: int, lr_warmup_steps: int) -> float:

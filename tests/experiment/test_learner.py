@@ -299,14 +299,20 @@ def test_impossible_multipliers_are_refused(
         learning(tmp_path, **{"AdamW.lr_multipliers": multipliers})
 
 
+@pytest.mark.parametrize("beta2", [-0.1, 1.0, float("nan")])
+def test_an_impossible_decay_of_the_second_moment_is_refused(tmp_path: Path, beta2: float) -> None:
+    with pytest.raises(ValueError, match=r"AdamW\.beta2 is .*Fix:"):
+        learning(tmp_path, **{"AdamW.beta2": beta2})
+
+
 def test_a_resumed_run_may_change_multipliers_but_not_the_groups(tmp_path: Path) -> None:
     exp = learning(tmp_path, **{"AdamW.lr_multipliers": {"actor": 0.1}})
     exp.train_step(pad_batch(TRAJECTORIES))
     exp.save_checkpoint()
-    changes = {"AdamW.lr_multipliers": {"actor": 0.7}, "AdamW.eps": 1e-3}
+    changes = {"AdamW.lr_multipliers": {"actor": 0.7}, "AdamW.eps": 1e-3, "AdamW.beta2": 0.9}
     again = learning(tmp_path, **changes, learning_rate=1e-2)
     again.load_checkpoint()
-    assert {g["eps"] for g in again.optimizer.param_groups} == {1e-3}
+    assert {(g["eps"], *g["betas"]) for g in again.optimizer.param_groups} == {(1e-3, 0.9, 0.9)}
     assert [g["initial_lr"] for g in again.optimizer.param_groups] == pytest.approx([1e-2, 7e-3])
     assert changed(snapshot(exp), snapshot(again)) == set()
     regrouped = learning(tmp_path, **{"AdamW.lr_multipliers": {"critics": 0.1}})

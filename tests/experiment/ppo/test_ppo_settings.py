@@ -81,6 +81,7 @@ CASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("Experiment.lr_schedule", LinearSchedule(1.0, 0.0), {}),
     ("Experiment.lr_warmup_steps", 4, {}),
     ("Experiment.l2_coeff", 0.5, {}),
+    ("AdamW.beta2", 0.5, {}),
     ("AdamW.eps", 1e-3, {}),
     ("AdamW.lr_multipliers", {"value_head": 0.1}, {}),
     ("Experiment.grad_clip", 1e-3, {"AdamW.eps": 1e-3}),
