@@ -279,6 +279,7 @@ ROWS = {
         (*_NO_DELAY, f"ReplayRatio.warmup_env_steps={16 * EPOCH}"),
     ),
     "grad_clip_1": Row("our gradient clipping at 40: at 1", ("Experiment.grad_clip=1",)),
+    "published_beta2": Row("our decay of the second moment of 0.98: 0.999", ("AdamW.beta2=0.999",)),
     "published_learning_rate": Row("our learning rate of 1e-3: 1e-4", ("Experiment.learning_rate=1e-4",)),
     "published_lr_warmup": Row("our warm-up of 100 updates: 500", ("Experiment.lr_warmup_steps=500",)),
     # A part that was off by default
