@@ -261,10 +261,14 @@ def test_every_reference_value_belongs_to_a_task_and_has_a_source() -> None:
     assert all("episodes" in value for value in values if value["source"].startswith("random"))
 
 
-def test_windows_hold_whole_episodes_of_popgym() -> None:
+def test_tasks_of_popgym_exist_and_windows_hold_their_whole_episodes() -> None:
     pytest.importorskip("popgym", reason="POPGym is an extra")
-    for name in ("MineSweeperEasy", "RepeatPreviousEasy", "CountRecallEasy"):
-        settings = " ".join(SUITES["popgym"].tasks[name].settings)
-        (length,) = re.findall(r"max_seq_len=(\d+)", settings)
-        env: Any = gym.make(f"popgym-{name}-v0", disable_env_checker=True).unwrapped
-        assert env.max_episode_length + 1 == int(length)
+    for task in SUITES["popgym"].tasks.values():
+        settings = " ".join(task.settings)
+        (env_id,), (length,) = (
+            re.findall(word, settings) for word in (r"env_id='(.*)'", r"max_seq_len=(\d+)")
+        )
+        env: Any = gym.make(env_id, disable_env_checker=True).unwrapped
+        longest = getattr(env, "max_episode_length", None) or getattr(env, "episode_length", None)
+        longest = longest or env.deck_size - 1  # HigherLower shows the first card at the reset
+        assert longest + 1 == int(length), env_id

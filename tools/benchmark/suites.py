@@ -64,7 +64,7 @@ _POPGYM_LENGTHS = {
     "HigherLower": (51, 103, 155),
     "MultiarmedBandit": (200, 400, 600),
     "PositionOnlyCartPole": (200, 400, 600),
-    "VelocityOnlyCartPole": (200, 400, 600),
+    "VelocityOnlyCartpole": (200, 400, 600),
     "NoisyPositionOnlyCartPole": (200, 200, 200),
     "PositionOnlyPendulum": (200, 150, 100),
     "NoisyPositionOnlyPendulum": (200, 200, 200),
