@@ -24,8 +24,9 @@ class KeyValueRing:
     The state has three parts: "keys" (N, H, E, W) float, "values" (N, H, W, E) float, and "age" (N,) int64,
     the number of timesteps of the running episode so far. Slots from earlier episodes are not read.
 
-    A state that begins under autocast holds keys and values in its precision, because reading them takes most
-    of the time of a long context. On a CPU they stay in float32, as few processors have fast narrow products.
+    A state that begins under autocast holds keys and values in the precision of autocast, because reading
+    them takes most of the time of a step with a long context. On a CPU they stay in float32, because few
+    processors have fast products of narrow numbers.
     """
 
     def __init__(self, num_heads: int, width: int, window: int) -> None:
