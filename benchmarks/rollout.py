@@ -4,6 +4,7 @@
     python benchmarks/rollout.py --env null --context 2048 --prefill     # attention over a full context
     python benchmarks/rollout.py --all                                   # the whole table, in new processes
     python benchmarks/rollout.py --env null --num-envs 512 --device cuda
+    python benchmarks/rollout.py --encoder gru --compile                 # Experiment.compile_acting
 
 A vector step is one step of all environments. Its time is split into `policy` (the agent), `env` (waiting for
 the environments; with overlap this is less than their own time), `saving` (waiting for the trajectory writer)
@@ -39,7 +40,14 @@ from loxodon.envs import EnvSpec, EpsilonGreedy, gym_env, make_vector_env, num_u
 from loxodon.envs.builtin import TMazePassive
 from loxodon.experiment import Collector
 from loxodon.experiment.collect import RolloutGroup
-from loxodon.nets import Actor, FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder, TransformerTrajEncoder
+from loxodon.nets import (
+    Actor,
+    FFTrajEncoder,
+    FFTstepEncoder,
+    GRUTrajEncoder,
+    MinGRUTrajEncoder,
+    TransformerTrajEncoder,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP_STEPS, SAVE_LEN = 50, 1024
@@ -48,6 +56,7 @@ ENCODERS: dict[str, Callable[..., Any]] = {
         TransformerTrajEncoder, d_model=128, n_layers=3, d_ff=512, **TRANSFORMER
     ),
     "gru": functools.partial(GRUTrajEncoder, d_hidden=128, n_layers=2, d_output=128),
+    "mingru": functools.partial(MinGRUTrajEncoder, d_model=128, n_layers=2),
     "ff": functools.partial(FFTrajEncoder, d_model=128, n_layers=2),
 }
 # Command lines, and the env steps per second that they have to reach.
@@ -240,6 +249,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     halves = make_envs(args)
     start_up_s = time.perf_counter() - start_s
     agent = make_agent(args, halves[0])
+    if args.compile:
+        agent.compile_acting()
     with tempfile.TemporaryDirectory() as folder:
         rollout = make_collector(halves, agent, Path(folder), torch.device(args.device))
         groups = rollout.groups
@@ -324,6 +335,7 @@ def parse() -> argparse.Namespace:
     add("--threads", type=int, default=1, help="number of torch threads")
     add("--seconds", type=float, default=5.0)
     add("--device", choices=("cpu", "cuda"), default="cpu", help="device of the agent")
+    add("--compile", action="store_true", help="compile acting with torch.compile, during the warm-up")
     add("--workers", type=int, help="total number of worker processes (default: one per core)")
     add("--start-method", choices=("fork", "forkserver", "spawn"))
     add(

@@ -1,0 +1,134 @@
+"""Acting by a program that AOTInductor compiled, against eager acting. Prints one JSON document.
+
+    OMP_NUM_THREADS=1 python benchmarks/exported_step.py --encoder gru
+
+The program holds everything up to the parameters of the policy; actions are drawn from them as usual. First
+both act on the same observations, and `largest_difference` is that of their parameters. Then each collects
+CartPole-v1 with its own environments, in turns, and the medians of their CPU time per vector step are
+reported. The program keeps the weights that it was compiled with, so this measures what it could save and
+nothing in Loxodon uses it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import rollout
+import torch
+from provenance import provenance
+from torch import Tensor, nn
+from torch._inductor import aoti_compile_and_package, aoti_load_package
+
+from loxodon.agents import Agent
+
+NUM_ENVS, CONTEXT, COMPARED_STEPS, WARM_UP_STEPS, TIMED_STEPS = 12, 128, 300, 60, 400
+
+
+class Step(nn.Module):
+    """The parameters of the policy (N, G, A), and the memory after a timestep of N environments."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__()
+        self.agent = agent
+
+    def forward(self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, memory: Any) -> Any:
+        state, memory = self.agent._models[0].encode_timestep(obs, rl2s, time_idxs, memory)
+        return self.agent.policy(self.agent.actor_input(state, obs)).params, memory
+
+
+def exported(agent: Agent, args: tuple[Any, ...]) -> Any:
+    """The step of an agent as a compiled program; args: example inputs."""
+    with torch.no_grad():
+        program = torch.export.export(Step(agent).eval(), args, strict=False)
+        return aoti_load_package(aoti_compile_and_package(program))
+
+
+def largest_difference(agent: Agent, program: Any, obs_key: str) -> float:
+    """The largest difference of policy parameters over timesteps whose memories each side keeps itself."""
+    step, generator = Step(agent).eval(), torch.Generator().manual_seed(0)
+    memories = [agent.init_hidden_state(NUM_ENVS, torch.device("cpu"))[0] for _ in range(2)]
+    largest = 0.0
+    with torch.no_grad():
+        for i in range(COMPARED_STEPS):
+            obs = {obs_key: torch.randn(NUM_ENVS, 4, generator=generator)}
+            rl2s = torch.randn(NUM_ENVS, 3, generator=generator)
+            given = obs, rl2s, torch.full((NUM_ENVS, 1), i)
+            plain, memories[0] = step(*given, memories[0])
+            compiled, memories[1] = program(*given, memories[1])
+            largest = max(largest, float((plain - compiled).abs().max()))
+    return largest
+
+
+def act_by(agent: Agent, program: Any) -> None:
+    """Let an agent act by a program."""
+
+    def act(obs: Any, rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool) -> Any:
+        params, memory = program(obs, rl2s, time_idxs, hidden_state[0])
+        policy = agent.distribution(params)
+        return policy.act(sample), (memory,), agent._act_extras(policy, sample)
+
+    agent._act = act  # type: ignore[method-assign]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--encoder", choices=tuple(rollout.ENCODERS), default="gru")
+    parser.add_argument("--repeats", type=int, default=5)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    args = argparse.Namespace(
+        env="cartpole", encoder=given.encoder, mode="sync", context=CONTEXT, num_envs=NUM_ENVS,
+        device="cpu", workers=None, start_method=None, overlap=False,
+    )  # fmt: skip
+    cpu = torch.device("cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        collectors, agents = {}, {}
+        for name in ("eager", "exported"):
+            halves = rollout.make_envs(args)
+            agents[name] = agent = rollout.make_agent(args, halves[0])
+            collectors[name] = rollout.make_collector(halves, agent, Path(folder) / name, cpu)
+            collectors[name].restart(0)
+        state = collectors["eager"].groups[0].state
+        assert state is not None  # it has just been restarted
+        (obs_key,) = state.obs
+        example = {obs_key: torch.zeros(NUM_ENVS, 4)}, torch.zeros(NUM_ENVS, 3)
+        memory = agents["exported"].init_hidden_state(NUM_ENVS, cpu)[0]
+        start_s = time.perf_counter()
+        program = exported(
+            agents["exported"], (*example, torch.zeros(NUM_ENVS, 1, dtype=torch.int64), memory)
+        )
+        compile_s = time.perf_counter() - start_s
+        difference = largest_difference(agents["exported"], program, obs_key)
+        act_by(agents["exported"], program)
+        times: dict[str, list[float]] = {name: [] for name in collectors}
+        for collector in collectors.values():
+            collector.collect(WARM_UP_STEPS)
+        for _ in range(given.repeats):
+            for name, collector in collectors.items():
+                start_s = time.process_time()
+                collector.collect(TIMED_STEPS)
+                times[name].append(1e3 * (time.process_time() - start_s) / TIMED_STEPS)
+        for collector in collectors.values():
+            collector.close()
+    medians = {name: statistics.median(runs) for name, runs in times.items()}
+    result = {
+        "largest_difference": difference,
+        "compile_s": round(compile_s, 1),
+        "cpu_ms_per_vector_step": {name: round(ms, 3) for name, ms in medians.items()},
+        "all_runs": {name: [round(ms, 3) for ms in runs] for name, runs in times.items()},
+        "times_as_fast": round(medians["eager"] / medians["exported"], 2),
+    }
+    print(json.dumps({**provenance(), "settings": vars(given), "result": result}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
