@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/exported_step.py --encoder gru
 
-The program holds everything up to the parameters of the policy; actions are drawn from them as usual. First
-both act on the same observations, and `largest_difference` is that of their parameters. Then each collects
+The program holds the whole step but the random numbers, which it is given. First both act on the same
+observations, and `largest_difference` is that of their probabilities of actions. Then each collects
 CartPole-v1 with its own environments, in turns, and the medians of their CPU time per vector step are
 reported. The program keeps the weights that it was compiled with, so this measures what it could save and
 nothing in Loxodon uses it.
@@ -26,20 +26,29 @@ from torch import Tensor, nn
 from torch._inductor import aoti_compile_and_package, aoti_load_package
 
 from loxodon.agents import Agent
+from loxodon.nets import Categorical
 
+NUM_ACTIONS, LEAST_NOISE = 2, 1e-30  # of CartPole-v1; keeps divisions finite
 NUM_ENVS, CONTEXT, COMPARED_STEPS, WARM_UP_STEPS, TIMED_STEPS = 12, 128, 300, 60, 400
 
 
 class Step(nn.Module):
-    """The parameters of the policy (N, G, A), and the memory after a timestep of N environments."""
+    """Actions (N,), their probabilities (N, A), and the memory after a timestep of N environments.
+
+    noise: (N, A) exponential random numbers; see Categorical.act.
+    """
 
     def __init__(self, agent: Agent) -> None:
         super().__init__()
         self.agent = agent
 
-    def forward(self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, memory: Any) -> Any:
+    def forward(
+        self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, memory: Any, noise: Tensor
+    ) -> Any:
         state, memory = self.agent._models[0].encode_timestep(obs, rl2s, time_idxs, memory)
-        return self.agent.policy(self.agent.actor_input(state, obs)).params, memory
+        policy = self.agent.policy(self.agent.actor_input(state, obs))
+        assert isinstance(policy, Categorical)
+        return (policy.probs / noise).argmax(-1), policy.probs, memory
 
 
 def exported(agent: Agent, args: tuple[Any, ...]) -> Any:
@@ -50,7 +59,7 @@ def exported(agent: Agent, args: tuple[Any, ...]) -> Any:
 
 
 def largest_difference(agent: Agent, program: Any, obs_key: str) -> float:
-    """The largest difference of policy parameters over timesteps whose memories each side keeps itself."""
+    """The largest difference of probabilities over timesteps whose memories each side keeps itself."""
     step, generator = Step(agent).eval(), torch.Generator().manual_seed(0)
     memories = [agent.init_hidden_state(NUM_ENVS, torch.device("cpu"))[0] for _ in range(2)]
     largest = 0.0
@@ -59,19 +68,20 @@ def largest_difference(agent: Agent, program: Any, obs_key: str) -> float:
             obs = {obs_key: torch.randn(NUM_ENVS, 4, generator=generator)}
             rl2s = torch.randn(NUM_ENVS, 3, generator=generator)
             given = obs, rl2s, torch.full((NUM_ENVS, 1), i)
-            plain, memories[0] = step(*given, memories[0])
-            compiled, memories[1] = program(*given, memories[1])
+            noise = torch.ones(NUM_ENVS, NUM_ACTIONS)
+            _, plain, memories[0] = step(*given, memories[0], noise)
+            _, compiled, memories[1] = program(*given, memories[1], noise)
             largest = max(largest, float((plain - compiled).abs().max()))
     return largest
 
 
 def act_by(agent: Agent, program: Any) -> None:
-    """Let an agent act by a program."""
+    """Let an agent with Discrete actions act by a program that always samples."""
 
     def act(obs: Any, rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool) -> Any:
-        params, memory = program(obs, rl2s, time_idxs, hidden_state[0])
-        policy = agent.distribution(params)
-        return policy.act(sample), (memory,), agent._act_extras(policy, sample)
+        noise = torch.empty(NUM_ENVS, NUM_ACTIONS).exponential_().clamp_min_(LEAST_NOISE)
+        actions, probs, memory = program(obs, rl2s, time_idxs, hidden_state[0], noise)
+        return actions, (memory,), {"action_probs": probs} if agent.returns.needs_probabilities else {}
 
     agent._act = act  # type: ignore[method-assign]
 
@@ -103,9 +113,9 @@ def main() -> None:
         example = {obs_key: torch.zeros(NUM_ENVS, 4)}, torch.zeros(NUM_ENVS, 3)
         memory = agents["exported"].init_hidden_state(NUM_ENVS, cpu)[0]
         start_s = time.perf_counter()
-        program = exported(
-            agents["exported"], (*example, torch.zeros(NUM_ENVS, 1, dtype=torch.int64), memory)
-        )
+        times_and_memory = torch.zeros(NUM_ENVS, 1, dtype=torch.int64), memory
+        noise = torch.ones(NUM_ENVS, NUM_ACTIONS)
+        program = exported(agents["exported"], (*example, *times_and_memory, noise))
         compile_s = time.perf_counter() - start_s
         difference = largest_difference(agents["exported"], program, obs_key)
         act_by(agents["exported"], program)
