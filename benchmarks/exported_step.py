@@ -28,7 +28,8 @@ from torch._inductor import aoti_compile_and_package, aoti_load_package
 from loxodon.agents import Agent
 from loxodon.nets import Categorical
 
-NUM_ACTIONS, LEAST_NOISE = 2, 1e-30  # of CartPole-v1; keeps divisions finite
+NUM_ACTIONS = 2  # CartPole-v1 has two
+LEAST_NOISE = 1e-30  # keeps divisions finite
 NUM_ENVS, CONTEXT, COMPARED_STEPS, WARM_UP_STEPS, TIMED_STEPS = 12, 128, 300, 60, 400
 
 
