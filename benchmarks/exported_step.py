@@ -52,26 +52,34 @@ class Step(nn.Module):
         return (policy.probs / noise).argmax(-1), policy.probs, memory
 
 
-def exported(agent: Agent, args: tuple[Any, ...]) -> Any:
-    """The step of an agent as a compiled program; args: example inputs."""
+def inputs(obs_key: str, timestep: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """Random observations, and previous rewards and actions, for one timestep of all environments."""
+    obs = {obs_key: torch.randn(NUM_ENVS, 4)}
+    return obs, torch.randn(NUM_ENVS, 1 + NUM_ACTIONS), torch.full((NUM_ENVS, 1), timestep)
+
+
+def new_memory(agent: Agent) -> Any:
+    """The memory of an agent before the first timestep."""
+    return agent.init_hidden_state(NUM_ENVS, torch.device("cpu"))[0]
+
+
+def exported(agent: Agent, obs_key: str) -> Any:
+    """The step of an agent as a compiled program."""
+    example = (*inputs(obs_key, 0), new_memory(agent), torch.ones(NUM_ENVS, NUM_ACTIONS))
     with torch.no_grad():
-        program = torch.export.export(Step(agent).eval(), args, strict=False)
+        program = torch.export.export(Step(agent).eval(), example, strict=False)
         return aoti_load_package(aoti_compile_and_package(program))
 
 
 def largest_difference(agent: Agent, program: Any, obs_key: str) -> float:
     """The largest difference of probabilities over timesteps whose memories each side keeps itself."""
-    step, generator = Step(agent).eval(), torch.Generator().manual_seed(0)
-    memories = [agent.init_hidden_state(NUM_ENVS, torch.device("cpu"))[0] for _ in range(2)]
-    largest = 0.0
+    step, noise, largest = Step(agent).eval(), torch.ones(NUM_ENVS, NUM_ACTIONS), 0.0
+    plain_memory, compiled_memory = new_memory(agent), new_memory(agent)
     with torch.no_grad():
         for i in range(COMPARED_STEPS):
-            obs = {obs_key: torch.randn(NUM_ENVS, 4, generator=generator)}
-            rl2s = torch.randn(NUM_ENVS, 3, generator=generator)
-            given = obs, rl2s, torch.full((NUM_ENVS, 1), i)
-            noise = torch.ones(NUM_ENVS, NUM_ACTIONS)
-            _, plain, memories[0] = step(*given, memories[0], noise)
-            _, compiled, memories[1] = program(*given, memories[1], noise)
+            given = inputs(obs_key, i)
+            _, plain, plain_memory = step(*given, plain_memory, noise)
+            _, compiled, compiled_memory = program(*given, compiled_memory, noise)
             largest = max(largest, float((plain - compiled).abs().max()))
     return largest
 
@@ -100,23 +108,18 @@ def main() -> None:
         env="cartpole", encoder=given.encoder, mode="sync", context=CONTEXT, num_envs=NUM_ENVS,
         device="cpu", workers=None, start_method=None, overlap=False,
     )  # fmt: skip
-    cpu = torch.device("cpu")
     with tempfile.TemporaryDirectory() as folder:
         collectors, agents = {}, {}
         for name in ("eager", "exported"):
             halves = rollout.make_envs(args)
             agents[name] = agent = rollout.make_agent(args, halves[0])
-            collectors[name] = rollout.make_collector(halves, agent, Path(folder) / name, cpu)
+            collectors[name] = rollout.make_collector(halves, agent, Path(folder) / name, torch.device("cpu"))
             collectors[name].restart(0)
         state = collectors["eager"].groups[0].state
         assert state is not None  # it has just been restarted
         (obs_key,) = state.obs
-        example = {obs_key: torch.zeros(NUM_ENVS, 4)}, torch.zeros(NUM_ENVS, 3)
-        memory = agents["exported"].init_hidden_state(NUM_ENVS, cpu)[0]
         start_s = time.perf_counter()
-        times_and_memory = torch.zeros(NUM_ENVS, 1, dtype=torch.int64), memory
-        noise = torch.ones(NUM_ENVS, NUM_ACTIONS)
-        program = exported(agents["exported"], (*example, *times_and_memory, noise))
+        program = exported(agents["exported"], obs_key)
         compile_s = time.perf_counter() - start_s
         difference = largest_difference(agents["exported"], program, obs_key)
         act_by(agents["exported"], program)
