@@ -27,12 +27,12 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import popgym  # noqa: F401  registers its tasks
 import torch
 from own_actions_probe import ACTIONS, BATCH, ENCODERS, LENGTH, OBS, WIDTH
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import popgym  # noqa: F401  registers its tasks
 from loxodon.nets import MLP, FFTstepEncoder
 
 ENV_ID, SIDE, PASSES, WARM_UP, EPISODES = "popgym-BattleshipEasy-v0", 8, 37, 100, 72
@@ -42,7 +42,7 @@ Policy = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 @dataclass
 class Episodes:
-    """E episodes; all arrays are (E, 64)."""
+    """E episodes; all arrays are (E, 64), with rewards of 0 after all ships were hit."""
 
     actions: np.ndarray
     rewards: np.ndarray
@@ -63,12 +63,12 @@ def play(num_episodes: int, policy: Policy, seed: int) -> Episodes:
         env.reset(seed=seed + i)
     actions = np.zeros((num_episodes, LENGTH), np.int64)
     rewards = np.zeros((num_episodes, LENGTH), np.float32)
-    taken = np.zeros((num_episodes, ACTIONS), bool)
+    taken, over = np.zeros((num_episodes, ACTIONS), bool), np.zeros(num_episodes, bool)
     for t in range(LENGTH):
         chosen = policy(actions[:, :t], rewards[:, :t], taken)
         actions[:, t] = chosen
-        for i, env in enumerate(envs):
-            rewards[i, t] = env.step(np.array([chosen[i] // SIDE, chosen[i] % SIDE]))[1]
+        for i in np.flatnonzero(~over):
+            _, rewards[i, t], over[i], _, _ = envs[i].step(np.array([chosen[i] // SIDE, chosen[i] % SIDE]))
         taken[np.arange(num_episodes), chosen] = True
     return Episodes(actions, rewards)
 
