@@ -67,7 +67,7 @@ def play(num_episodes: int, policy: Policy, seed: int) -> Episodes:
     for t in range(LENGTH):
         chosen = policy(actions[:, :t], rewards[:, :t], taken)
         actions[:, t] = chosen
-        for i in np.flatnonzero(~over):
+        for i in np.flatnonzero(~over).tolist():
             _, rewards[i, t], over[i], _, _ = envs[i].step(np.array([chosen[i] // SIDE, chosen[i] % SIDE]))
         taken[np.arange(num_episodes), chosen] = True
     return Episodes(actions, rewards)
