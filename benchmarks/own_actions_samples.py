@@ -13,8 +13,8 @@ variance. Models:
   over the data. Its loss is that of the last tenth of updates over the variance of rewards. The best possible
   loss is 0.92, and less means that chance is memorised.
 
-`--symmetries` shows these networks the actions of each stored episode in a new random order at every update,
-as no order is special in this task.
+`--symmetries` fits only the GRU, and renumbers the actions of each episode at random in every update: which
+of them repeat others stays the same, but an episode cannot be recognised by its actions.
 """
 
 from __future__ import annotations
