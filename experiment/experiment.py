@@ -1439,6 +1439,9 @@ class Experiment(Settings):
                 f"Stopped by {name}: all finished trajectories are stored. "
                 "Start the same command again to continue."
             )
+        elif self.test_run:
+            self.close()
+            self._print_always(f"Stopped by {name} in a test run, which cannot be resumed.")
         else:
             folder = self._save_running_epoch()
             self.close()

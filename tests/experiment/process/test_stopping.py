@@ -127,6 +127,20 @@ def test_a_signal_saves_at_once_and_explains_how_to_continue(
     again.close()
 
 
+def test_an_interrupted_test_run_does_not_say_how_to_continue(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    AskingEnv.num_steps = 0
+    exp = make_experiment(tmp_path, test_run=True, **ENVS)
+    exp.start()
+    with pytest.raises(SystemExit):
+        exp.learn()
+    said = capsys.readouterr().out
+    assert "Stopped by SIGTERM in a test run" in said
+    assert "--resume" not in said
+    assert exp.checkpoints.complete_epochs() == []
+
+
 def test_an_interrupted_final_evaluation_is_repeated(tmp_path: Path) -> None:
     exp = make_experiment(tmp_path, epochs=2, val_interval=None)
     exp.start()
