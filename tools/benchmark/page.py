@@ -25,7 +25,7 @@ PAPER = "https://arxiv.org/abs/2303.01859"  # source of all published values
 INTRODUCTION = """\
 - **random play**: uniformly random actions. **optimum**: the best possible mean; ≥ marks that of a scripted
   player, which others may exceed. **published**: the best published value, with its source.
-- **score**: mean of the greedy evaluations in the last fifth of a run, averaged over seeds, with a 95 %
+- **score**: mean of the evaluations in the last fifth of a run, averaged over seeds, with a 95 %
   bootstrap interval and the number of seeds. Runs that ended at their target count with the last evaluation,
   which favours them.
 - **normalised score**: 0 for random play, 1 for the optimum or scripted player, or else for the published
@@ -285,7 +285,7 @@ def draw(suite: Suite, agents: Agents) -> bytes:
         panel.xaxis.set_major_locator(MaxNLocator(4))
         panel.yaxis.set_major_locator(MaxNLocator(4))
     figure.supxlabel("thousand env steps", fontsize=9)
-    figure.supylabel("greedy evaluation", fontsize=9)
+    figure.supylabel("evaluation", fontsize=9)
     labels = {
         label: handle
         for panel in figure.axes

@@ -27,7 +27,7 @@ ENV_STEPS, UPDATES, SECONDS, VALUE = range(4)
 class Run:
     """A finished run of an agent on a task; one JSON file.
 
-    curve: greedy evaluations [env steps, updates, seconds, value], in order. configs and settings: those of
+    curve: evaluations [env steps, updates, seconds, value], in order. configs and settings: those of
     the agent and of the task. stopped_at: target at which the run ended before its budget; None if it used
     its budget. versions: packages and the commit. machine: see `hardware`.
     """
