@@ -92,7 +92,9 @@ class Agent(OffPolicyAgent):
         policy = self.policies(self.actor, transitions.current)
         q_data, q_policy = self._action_values(transitions, policy)
         critic_loss = self.critic_errors(q_data, targets)
-        advantages = self._advantages(q_data, q_policy)
+        by_critic = (q_data - q_policy).detach()
+        self.gather_advantages(by_critic, transitions)
+        advantages = by_critic.mean(2) / self.reward_multiplier  # in environment units
         actor_loss, weights = self._actor_loss(transitions, policy, q_policy, advantages)
         metrics: dict[str, Tensor] = {}
         if with_metrics:
@@ -118,11 +120,6 @@ class Agent(OffPolicyAgent):
         q_data = self.recorded_values(self.critics, state, transitions.recorded)
         num_samples = self.num_actions_for_value_in_actor_loss
         return q_data, self.policy_values(self.critics.frozen(), state.detach(), policy, num_samples)
-
-    @torch.no_grad()
-    def _advantages(self, q_data: Tensor, q_policy: Tensor) -> Tensor:
-        """(B, L, G, 1) advantages of the recorded actions over the policy, in environment units."""
-        return (q_data - q_policy).mean(2) / self.reward_multiplier
 
     def judge(self, transitions: Transitions) -> Judgement:
         found = super().judge(transitions)

@@ -91,7 +91,8 @@ class DQNAgent(OffPolicyAgent):
             best = self._greedy(self.all_values(chooser, after.state), after)
             targets = self.policy_targets(transitions, best)
         self.gather_targets(targets, transitions)
-        q = self.recorded_values(self.critics, transitions.current.state, transitions.recorded)
+        q, v = self._q_and_v(transitions)
+        self.gather_advantages((q - v).detach(), transitions)
         loss = self.critic_errors(q, targets)
         metrics: dict[str, Tensor] = {}
         if with_metrics:
@@ -103,8 +104,11 @@ class DQNAgent(OffPolicyAgent):
         return cast("Categorical", self.restrict(GreedyPolicy(values.mean(2)), at.obs))
 
     def judge(self, transitions: Transitions) -> Judgement:
-        """V is the value of the greedy action."""
-        values = self.all_values(self.critics, transitions.current.state)
-        v = expectation(values, self._greedy(values, transitions.current).probs)
-        q = expectation(values, transitions.recorded)
+        q, v = self._q_and_v(transitions)
         return Judgement(q, v.mean(2), (q - v).mean(2) / self.reward_multiplier)
+
+    def _q_and_v(self, transitions: Transitions) -> tuple[Tensor, Tensor]:
+        """Values (B, L, C, G, 1) of the recorded and, without gradient, of the greedy actions."""
+        values = self.all_values(self.critics, transitions.current.state)
+        greedy = self._greedy(values.detach(), transitions.current)
+        return expectation(values, transitions.recorded), expectation(values.detach(), greedy.probs)

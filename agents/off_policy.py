@@ -25,7 +25,7 @@ from ..nets import (
 from ..nets.mlp import require_at_least, require_positive
 from .base import ActOutput, BaseAgent, LossTerms
 from .masks import fit_mask, masked_mean
-from .parts import NStep, PopArt, RandomSubset, Returns, Steps, ValueScale, WeighByReward
+from .parts import NStep, PopArt, RandomSubset, Returns, Steps, ValueScale, WeighByAdvantage
 
 TRAINING_DISCOUNTS = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995)  # Grigsby et al. 2023
 
@@ -123,7 +123,7 @@ class OffPolicyAgent(BaseAgent, ABC):
             actions, in targets.
         num_actions_for_value_in_actor_loss: the same in the actor's loss.
         values: turns outputs of critics into values (PopArt, PlainValues, FixedUnits or SummedValues).
-        loss_weights: weights of the losses of each discount, see WeighByReward; None for equal weights.
+        loss_weights: weights of the losses of each discount, see WeighByAdvantage; None for equal weights.
         actor_type: builds the policy head.
         critic_type: builds the critics.
         **shared: settings of BaseAgent.
@@ -149,7 +149,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         num_actions_for_value_in_critic_loss: int = 1,
         num_actions_for_value_in_actor_loss: int = 1,
         values: ValueScale = PopArt(),
-        loss_weights: WeighByReward | None = None,
+        loss_weights: WeighByAdvantage | None = None,
         actor_type: Callable[..., nn.Module] = Actor,
         critic_type: Callable[..., CriticEnsemble] = CriticEnsemble,
         **shared: Any,
@@ -373,13 +373,15 @@ class OffPolicyAgent(BaseAgent, ABC):
         return ((values - targets[:, :, None]) / self.values.sigma).square()
 
     def gather_targets(self, targets: Tensor, transitions: Transitions) -> None:
-        """Add targets and rewards to the statistics of `values` and `loss_weights`, in training mode."""
-        if not self.training:
-            return
-        self.values.gather(targets, transitions.mask)
-        if self.loss_weights is not None:
+        """Add targets to the statistics of `values`, in training mode."""
+        if self.training:
+            self.values.gather(targets, transitions.mask)
+
+    def gather_advantages(self, advantages: Tensor, transitions: Transitions) -> None:
+        """Add rewards and each critic's advantages (B, L, C, G, 1) to those of `loss_weights`, likewise."""
+        if self.training and self.loss_weights is not None:
             steps = self.steps(transitions)
-            self.loss_weights.gather(steps.rewards, steps.mask)
+            self.loss_weights.gather(steps.rewards, advantages, transitions.mask)
 
     # --- metrics -------------------------------------------------------------------------------------------
 
@@ -525,7 +527,7 @@ def _require_parts(name: str, **parts: Any) -> None:
         "returns": (Returns, "@NStep()"),
         "returns_continuous": (Returns, "@LambdaReturns()"),
         "values": (ValueScale, "@PopArt()"),
-        "loss_weights": (WeighByReward | None, "@WeighByReward()"),
+        "loss_weights": (WeighByAdvantage | None, "@WeighByAdvantage()"),
     }
     for setting, part in parts.items():
         kind, example = kinds[setting]

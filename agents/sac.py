@@ -76,18 +76,19 @@ class SACAgent(OffPolicyAgent):
         q_data = self.recorded_values(self.critics, state, transitions.recorded)
         num_samples = self.num_actions_for_value_in_actor_loss
         q_policy = self.policy_values(self.critics.frozen(), state.detach(), policy, num_samples)
+        advantages = (q_data - q_policy).detach()
+        self.gather_advantages(advantages, transitions)
         value, entropy = q_policy.amin(2), policy.entropy()
         actor_loss = -(value + alpha * entropy) / self.values.sigma
         actor_loss = actor_loss + self.log_alpha * (entropy.detach() - self.target_entropy)
         metrics: dict[str, Tensor] = {}
         if with_metrics:
-            gain = (q_data - q_policy).mean(2).detach()
             metrics = self.figures(
                 transitions,
                 q=q_data,
                 targets=targets,
                 policy=policy,
-                advantages=gain / self.reward_multiplier,
+                advantages=advantages.mean(2) / self.reward_multiplier,
             )
             metrics["alpha"] = alpha[-1, 0].clone()
         return LossTerms(actor_loss, self.critic_errors(q_data, targets), metrics)

@@ -21,6 +21,7 @@ _EVERYWHERE = (
     "Experiment.val_interval=2",  # every 1,200 env steps
     "Experiment.start_learning_at_epoch=16",
     "ReplayRatio.warmup_env_steps=0",
+    "Experiment.sample_actions_val=False",
 )
 
 
@@ -208,7 +209,7 @@ ROWS = {
         "Retrace and lambda-returns: one-step targets",
         ("Agent.returns=@NStep()", "Agent.returns_continuous=None"),
     ),
-    "no_loss_weights": Row("WeighByReward: all discounts count alike", ("Agent.loss_weights=None",)),
+    "no_loss_weights": Row("WeighByAdvantage: all discounts count alike", ("Agent.loss_weights=None",)),
     "published_popart": Row("SummedValues and FixedUnits: PopArt as published", ("Agent.values=@PopArt()",)),
     "no_summed_values": Row(
         "sums over discounts: a value per discount, in fixed units",

@@ -11,7 +11,7 @@ from loxodon.agents import (
     RandomSubset,
     Retrace,
     SummedValues,
-    WeighByReward,
+    WeighByAdvantage,
 )
 from loxodon.nets import CriticEnsemble
 
@@ -34,7 +34,7 @@ def parts(kind: type) -> dict[str, Any]:
         "training_discounts": (0.1, 0.5, 0.9, 0.99),
         "tau": 0.03,
         "values": SummedValues(),
-        "loss_weights": WeighByReward(),
+        "loss_weights": WeighByAdvantage(),
     }
     if kind is Agent:
         found |= {

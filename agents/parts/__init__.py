@@ -3,13 +3,13 @@
     y    = returns(r, d, V')              returns.py: NStep (published), LambdaReturns, Retrace
     V'   = critic_subset(Q')              critic_subset.py: RandomSubset
     Q    = values(outputs)                values.py: PopArt (published), PlainValues, FixedUnits, SummedValues
-    loss = loss_weights (Q - y)^2 / s^2   loss_weights.py: WeighByReward (published: none), s from values
+    loss = loss_weights (Q - y)^2 / s^2   loss_weights.py: WeighByAdvantage (published: none), s from values
 
 `docs/algorithm.md` has the equations side by side, the effect of each part and how to switch it off.
 """
 
 from .critic_subset import RandomSubset
-from .loss_weights import WeighByReward
+from .loss_weights import WeighByAdvantage
 from .returns import (
     LambdaReturns,
     Lookahead,
@@ -38,7 +38,7 @@ __all__ = [
     "SummedValues",
     "UncorrectedReturns",
     "ValueScale",
-    "WeighByReward",
+    "WeighByAdvantage",
     "lambda_returns",
     "n_step_targets",
     "retrace_targets",

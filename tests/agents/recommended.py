@@ -9,7 +9,7 @@ from loxodon.agents import (
     RandomSubset,
     Retrace,
     SummedValues,
-    WeighByReward,
+    WeighByAdvantage,
 )
 from loxodon.nets import CriticEnsemble
 
@@ -25,7 +25,7 @@ def recommended(**changes: Any) -> dict[str, Any]:
         "returns": Retrace(),
         "returns_continuous": LambdaReturns(),
         "values": SummedValues(),
-        "loss_weights": WeighByReward(),
+        "loss_weights": WeighByAdvantage(),
         "critic_type": CriticEnsemble,
         "critic_subset": RandomSubset(per="update", replace=False),
     }

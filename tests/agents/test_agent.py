@@ -20,7 +20,7 @@ from loxodon.agents import (
     PlainValues,
     Retrace,
     SummedValues,
-    WeighByReward,
+    WeighByAdvantage,
     masked_mean,
 )
 from loxodon.data import Batch
@@ -121,7 +121,7 @@ def test_losses_of_the_third_update_stay_the_same(space: Space, actor: float, cr
 def test_discounts_are_weighted_by_how_much_their_mean_rewards_vary(space: Space) -> None:
     settings = {"values": SummedValues(), "training_discounts": (0.0, 0.9), "gamma": 1.0}
     found = []
-    for loss_weights in (WeighByReward(), None):
+    for loss_weights in (WeighByAdvantage(), None):
         agent = make_agent(space, loss_weights=loss_weights, **settings)
         assert isinstance(agent.values, SummedValues)
         agent.values.nu.copy_(torch.tensor([[1.25], [104.0], [1000.0]]))  # mean squares

@@ -23,7 +23,7 @@ from loxodon.agents import (
     RandomSubset,
     Retrace,
     SummedValues,
-    WeighByReward,
+    WeighByAdvantage,
 )
 from loxodon.agents.parts import ValueScale
 from loxodon.nets import CriticEnsemble, FFTstepEncoder, GRUTrajEncoder
@@ -67,7 +67,7 @@ def update(values: ValueScale, *targets: float) -> None:
         ("values", "PopArt", "beta", 0.25),
         ("values", "FixedUnits", "floor", 0.5),
         ("values", "SummedValues", "floor", 0.5),
-        ("loss_weights", "WeighByReward", "rare", 5.0),
+        ("loss_weights", "WeighByAdvantage", "rare", 5.0),
     ],
 )
 def test_gin_chooses_parts_and_their_settings(
@@ -94,8 +94,8 @@ def test_gin_chooses_parts_and_their_settings(
         ("critic_subset", RandomSubset, "RandomSubset"),
         ("values", False, "PopArt"),
         ("values", SummedValues, "PopArt"),
-        ("loss_weights", True, "WeighByReward"),
-        ("loss_weights", WeighByReward, "WeighByReward"),
+        ("loss_weights", True, "WeighByAdvantage"),
+        ("loss_weights", WeighByAdvantage, "WeighByAdvantage"),
     ],
 )
 def test_a_value_that_is_not_a_part_is_refused_with_a_fix(setting: str, wrong: Any, example: str) -> None:
@@ -115,7 +115,7 @@ def test_a_value_that_is_not_a_part_is_refused_with_a_fix(setting: str, wrong: A
         (lambda: RandomSubset(reduce="max"), "RandomSubset.reduce is 'max'"),
         (lambda: PopArt(beta=0.0), "PopArt.beta is 0.0"),
         (lambda: PopArt(init_nu=-1), "PopArt.init_nu is -1"),
-        (lambda: WeighByReward(rare=-1.0), "WeighByReward.rare is -1.0"),
+        (lambda: WeighByAdvantage(rare=-1.0), "WeighByAdvantage.rare is -1.0"),
         (lambda: FixedUnits(floor=0.0), "FixedUnits.floor is 0.0"),
         (lambda: SummedValues(floor=2.0), "SummedValues.floor is 2.0"),
     ],
@@ -241,14 +241,17 @@ def test_statistics_ignore_padding_and_are_summed_over_processes(kind: Any) -> N
 
 
 @pytest.mark.parametrize("unit", [1e-6, 1e6])
-def test_losses_are_weighted_by_the_rewards_that_returns_contain(unit: float) -> None:
+def test_until_critics_know_actions_losses_are_weighted_by_the_rewards_that_returns_contain(
+    unit: float,
+) -> None:
     def roots(rewards: Tensor, **settings: float) -> list[float]:
-        first, second = (built(WeighByReward(beta=0.5, **settings), 0.5, 0.99, 0.9999) for _ in range(2))
+        first, second = (built(WeighByAdvantage(beta=0.5, **settings), 0.5, 0.99, 0.9999) for _ in range(2))
         for _ in range(2):
-            mask = torch.arange(1_010) < 1_000
-            given = torch.cat([unit * rewards, torch.full((10,), 1e9)])  # padding at the end
-            first.gather(given[:300], mask[:300])
-            second.gather(given[300:], mask[300:])
+            mask = torch.arange(1_010)[None, :, None] < 1_000
+            given = torch.cat([unit * rewards, torch.full((10,), 1e9)])[None, :, None, None]
+            advantages = torch.zeros(1, 1_010, 2, 3, 1)
+            first.gather(given[:, :300], advantages[:, :300], mask[:, :300])
+            second.gather(given[:, 300:], advantages[:, 300:], mask[:, 300:])
             sums = first.pending_sums() + second.pending_sums()
             for part in (first, second):
                 part.set_pending_sums(sums)
@@ -263,3 +266,26 @@ def test_losses_are_weighted_by_the_rewards_that_returns_contain(unit: float) ->
     two = alone.roll(3) + alone  # p is 0.02, ten times larger
     assert roots(two) == pytest.approx([1.0, 0.5, 0.05], rel=1e-4)
     assert roots(two, rare=torch.inf) == pytest.approx([1.0, 0.02, 0.002], rel=1e-4)
+
+
+def test_losses_are_weighted_by_the_variance_that_actions_explain() -> None:
+    generator = torch.Generator().manual_seed(0)
+    known = torch.randn(4, 500, 1, 1, 1, generator=generator).sign() * torch.tensor([1.0, 3.0])[:, None]
+    errors = torch.randn(4, 500, 4, 2, 1, generator=generator)
+    mask = (torch.arange(500) < 400).expand(4, 500)[..., None]
+    rewards = torch.ones(4, 500, 1, 1)
+
+    def weights(advantages: Tensor) -> list[float]:
+        part = built(WeighByAdvantage(prior=1e-6), 0.5, 0.99)
+        part.gather(rewards, torch.where(mask[..., None, None], advantages, 1e6), mask)
+        part.commit()
+        return part.weights(torch.tensor([[1.0], [10.0]]))[:, 0].tolist()
+
+    # 1^2 / 1^2 and 3^2 / 10^2, whether critics agree exactly or also have errors of their own.
+    assert weights(known.expand(4, 500, 4, 2, 1)) == pytest.approx([1.0, 0.09], rel=1e-4)
+    assert weights(known + errors) == pytest.approx([1.0, 0.09], abs=0.01)
+    # Critics that only contradict each other, and a single critic, leave the weights to the rewards, which
+    # are 1 at every timestep: k is 1 and 0.02, times sigma.
+    opposite = known * torch.tensor([1.0, -1.0])[:, None, None]
+    for advantages in (opposite, known):
+        assert weights(advantages) == pytest.approx([1.0, 0.04], rel=1e-4)

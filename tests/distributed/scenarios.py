@@ -18,7 +18,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from gymnasium import spaces
 from torch import distributed
 
-from loxodon.agents import Agent, PPOAgent, SummedValues, WeighByReward
+from loxodon.agents import Agent, PPOAgent, SummedValues, WeighByAdvantage
 from loxodon.data import Batch, DiskTrajDataset, PrioritySampler, Trajectory, pad_batch, save_trajectory
 from loxodon.envs import EnvSpec, Histories, TMazePassive
 from loxodon.experiment import Callback, Experiment
@@ -87,7 +87,7 @@ def make_learning(folder: Path, is_discrete: bool = True, **changes: Any) -> Exp
     """An experiment without environments, with a real agent whose losses draw no random numbers."""
     parts = recommended(
         values=SummedValues(beta=0.1),
-        loss_weights=WeighByReward(beta=0.1),
+        loss_weights=WeighByAdvantage(beta=0.1),
         critic_subset=all_of(3),
     )
     agent = partial(Agent, num_critics=3, training_discounts=(0.9,), tau=0.1, **parts)
@@ -147,7 +147,7 @@ EXTRA = {
         Predicting,
         tau=0.1,
         values=SummedValues(beta=0.1),
-        loss_weights=WeighByReward(beta=0.1),
+        loss_weights=WeighByAdvantage(beta=0.1),
     ),
     "extra_loss_weights": {"next_obs": 1e-4, "size": 0.25},
 }
