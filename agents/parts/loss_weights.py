@@ -14,10 +14,10 @@ from .checks import require_above_zero
 
 @gin.configurable
 class WeighByAdvantage(RunningStatistics):
-    """Weights that reduce the losses of discounts whose returns depend little on single actions.
+    """Weights that reduce the losses of long horizons until their returns are known to depend on actions.
 
-        w_g = u_g / max over discounts,  u_g = e_g + prior h_g
-        e_g = max(0, E[(Q_c - V_c) (Q_c' - V_c')]) / sigma_g^2,  c and c' different critics
+        w_g = max(h_g, min(1, e_g / enough))
+        e_g = E[(Q_c - V_c) (Q_c' - V_c')] / sigma_g^2,  c and c' different critics
         h_g = (k_g sigma_g)^2 / max over discounts
         k_g = min(1, max(1 - g, 1 / max_horizon) / p),  p = min(1, rare E[|r|]^2 / E[r^2])
 
@@ -25,16 +25,16 @@ class WeighByAdvantage(RunningStatistics):
     the recorded actions explain. Errors of critics are mostly independent, so products of two critics'
     advantages average to what both know. With one critic, e_g is 0.
 
-    h_g weighs discounts as long as critics know little about actions. It reduces long horizons if most
-    timesteps are rewarded: k_g converts a return to a mean reward per timestep, as a return sums about
-    1 / (1 - g) timesteps, of which a share E[|r|]^2 / E[r^2] is rewarded (exactly, if all rewards other than
-    0 are equal). With `rare` = 10, a horizon with a tenth of a reward on average has full weight: it rarely
-    contains more than one reward, so there is nothing to average.
+    h_g is small for long horizons if most timesteps are rewarded: k_g converts a return to a mean reward per
+    timestep, as a return sums about 1 / (1 - g) timesteps, of which a share E[|r|]^2 / E[r^2] is rewarded
+    (exactly, if all rewards other than 0 are equal). With `rare` = 10, a horizon with a tenth of a reward on
+    average has full weight: it rarely contains more than one reward, so there is nothing to average.
 
     Reason: the layers that all discounts share then learn from the discounts whose returns distinguish
     actions. If all discounts have equal weight and actions are rewarded immediately, most of the variance of
     a long-horizon return is noise, and recall is learned late or not at all. If every timestep is rewarded
-    alike and actions matter by their late effects, only long horizons distinguish them.
+    alike and actions matter by their late effects, only long horizons distinguish actions, and h_g alone
+    would keep them from being learned.
     Source: ours. Off: `loss_weights = None` (published).
 
     Shapes: `weights` is (G, 1).
@@ -42,7 +42,7 @@ class WeighByAdvantage(RunningStatistics):
     Args:
         beta: rate of the moving averages of |r|, r^2 and the products of advantages; higher at first, so that
             the initial values have no weight.
-        prior: weight of h_g: the share of variance that actions have to explain to count as much.
+        enough: e_g that gives full weight.
         rare: see above; with infinity, every return is divided by its horizon.
         max_horizon: in timesteps; longer horizons have the h_g of this one.
     """
@@ -53,11 +53,11 @@ class WeighByAdvantage(RunningStatistics):
     _discounts: Tensor
 
     def __init__(
-        self, *, beta: float = 0.01, prior: float = 0.02, rare: float = 10.0, max_horizon: float = 1_000.0
+        self, *, beta: float = 0.01, enough: float = 0.05, rare: float = 10.0, max_horizon: float = 1_000.0
     ) -> None:
         super().__init__()
-        require_above_zero("WeighByAdvantage", beta=beta, prior=prior, rare=rare, max_horizon=max_horizon)
-        self.beta, self.prior, self.rare, self.max_horizon = beta, prior, rare, max_horizon
+        require_above_zero("WeighByAdvantage", beta=beta, enough=enough, rare=rare, max_horizon=max_horizon)
+        self.beta, self.enough, self.rare, self.max_horizon = beta, enough, rare, max_horizon
 
     def build(self, discounts: Sequence[float]) -> None:
         """Set the discounts of the agent, in the order of its losses."""
@@ -75,9 +75,9 @@ class WeighByAdvantage(RunningStatistics):
         share = (self.rare * share).clamp(max=1.0)
         per_timestep = (1.0 - self._discounts).clamp(min=1.0 / self.max_horizon)
         deviation = (per_timestep / share).clamp(max=1.0) * sigma
-        explained = self.means[2:, None].clamp(min=0.0) / sigma.square()
-        weights: Tensor = explained + self.prior * (deviation / deviation.max()).square()
-        return weights / weights.max()
+        explained = self.means[2:, None] / sigma.square()
+        from_rewards: Tensor = (deviation / deviation.max()).square()
+        return from_rewards.maximum((explained / self.enough).clamp(max=1.0))
 
     @torch.no_grad()
     def gather(self, rewards: Tensor, advantages: Tensor, mask: Tensor) -> None:

@@ -298,11 +298,18 @@ def test_target_networks_follow_after_the_step_at_rate_tau() -> None:
     torch.testing.assert_close(agent.target_critics.out.weight, before + 0.25)
 
 
-def test_binary_filter_sees_environment_units() -> None:
-    agent = make_agent(num_critics=1)
-    q = torch.tensor([2.0, -2.0]).view(1, 2, 1, 1, 1).expand(1, 2, 1, 7, 1)
-    gain = agent._advantages(q, torch.zeros_like(q))
-    torch.testing.assert_close(gain[0, :, 0, 0], torch.tensor([0.2, -0.2]))  # the reward multiplier is 10
+def test_filters_see_advantages_in_environment_units() -> None:
+    seen: list[torch.Tensor] = []
+
+    def all_pass(advantages: torch.Tensor) -> torch.Tensor:
+        seen.append(advantages)
+        return torch.ones_like(advantages)
+
+    agent = make_agent(fbc_filter_func=all_pass).eval()
+    transitions = agent.transitions(make_batch(DISCRETE))
+    agent.losses(transitions, with_metrics=False)
+    q, v = agent._action_values(transitions, agent.policies(agent.actor, transitions.current))
+    torch.testing.assert_close(seen[0], (q - v).mean(2).detach() / 10.0)  # the reward multiplier
 
 
 @pytest.mark.kernels

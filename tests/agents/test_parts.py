@@ -275,15 +275,16 @@ def test_losses_are_weighted_by_the_variance_that_actions_explain() -> None:
     mask = (torch.arange(500) < 400).expand(4, 500)[..., None]
     rewards = torch.ones(4, 500, 1, 1)
 
-    def weights(advantages: Tensor) -> list[float]:
-        part = built(WeighByAdvantage(prior=1e-6), 0.5, 0.99)
+    def weights(advantages: Tensor, sigmas: tuple[float, float] = (1.0, 10.0)) -> list[float]:
+        part = built(WeighByAdvantage(enough=0.2), 0.5, 0.99)
         part.gather(rewards, torch.where(mask[..., None, None], advantages, 1e6), mask)
         part.commit()
-        return part.weights(torch.tensor([[1.0], [10.0]]))[:, 0].tolist()
+        return part.weights(torch.tensor(sigmas)[:, None])[:, 0].tolist()
 
-    # 1^2 / 1^2 and 3^2 / 10^2, whether critics agree exactly or also have errors of their own.
-    assert weights(known.expand(4, 500, 4, 2, 1)) == pytest.approx([1.0, 0.09], rel=1e-4)
-    assert weights(known + errors) == pytest.approx([1.0, 0.09], abs=0.01)
+    # 3^2 / 10^2 / 0.2, whether critics agree exactly or also have errors of their own.
+    assert weights(known.expand(4, 500, 4, 2, 1)) == pytest.approx([1.0, 0.45], rel=1e-4)
+    assert weights(known + errors) == pytest.approx([1.0, 0.45], abs=0.05)
+    assert weights(known.expand(4, 500, 4, 2, 1), (1.0, 2.0)) == [1.0, 1.0]
     # Critics that only contradict each other, and a single critic, leave the weights to the rewards, which
     # are 1 at every timestep: k is 1 and 0.02, times sigma.
     opposite = known * torch.tensor([1.0, -1.0])[:, None, None]
