@@ -40,8 +40,8 @@ class WeighByAdvantage(RunningStatistics):
     Shapes: `weights` is (G, 1).
 
     Args:
-        beta: rate of the moving averages of |r|, r^2 and the products of advantages; higher at first, so that
-            the initial values have no weight.
+        beta: rate of the moving averages of |r|, r^2 and the products of advantages, best that of `values`,
+            whose sigma they are compared with; higher at first, so that the initial values have no weight.
         enough: e_g that gives full weight.
         rare: see above; with infinity, every return is divided by its horizon.
         max_horizon: in timesteps; longer horizons have the h_g of this one.
@@ -53,7 +53,7 @@ class WeighByAdvantage(RunningStatistics):
     _discounts: Tensor
 
     def __init__(
-        self, *, beta: float = 0.01, enough: float = 0.05, rare: float = 10.0, max_horizon: float = 1_000.0
+        self, *, beta: float = 5e-4, enough: float = 0.05, rare: float = 10.0, max_horizon: float = 1_000.0
     ) -> None:
         super().__init__()
         require_above_zero("WeighByAdvantage", beta=beta, enough=enough, rare=rare, max_horizon=max_horizon)
