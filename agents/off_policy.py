@@ -378,10 +378,13 @@ class OffPolicyAgent(BaseAgent, ABC):
             self.values.gather(targets, transitions.mask)
 
     def gather_advantages(self, advantages: Tensor, transitions: Transitions) -> None:
-        """Add rewards and each critic's advantages (B, L, C, G, 1) to those of `loss_weights`, likewise."""
+        """Add rewards and the advantages (B, L, C, G, 1) of all critics to the statistics of `loss_weights`.
+
+        Outside training mode, nothing is added.
+        """
         if self.training and self.loss_weights is not None:
             steps = self.steps(transitions)
-            self.loss_weights.gather(steps.rewards, advantages, transitions.mask)
+            self.loss_weights.gather(steps.rewards, advantages / self.values.sigma, transitions.mask)
 
     # --- metrics -------------------------------------------------------------------------------------------
 

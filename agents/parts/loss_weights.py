@@ -17,13 +17,14 @@ class WeighByAdvantage(RunningStatistics):
     """Weights that reduce the losses of long horizons until their returns are known to depend on actions.
 
         w_g = max(h_g, min(1, e_g / enough))
-        e_g = E[(Q_c - V_c) (Q_c' - V_c')] / sigma_g^2,  c and c' different critics
+        e_g = largest E[(Q_c - V_c) (Q_c' - V_c')] / sigma_g^2 until now,  c and c' different critics
         h_g = (k_g sigma_g)^2 / max over discounts
         k_g = min(1, max(1 - g, 1 / max_horizon) / p),  p = min(1, rare E[|r|]^2 / E[r^2])
 
     sigma_g is the standard deviation of the targets of discount g. e_g is the share of their variance that
     the recorded actions explain. Errors of critics are mostly independent, so products of two critics'
-    advantages average to what both know. With one critic, e_g is 0.
+    advantages average to what both know. With one critic, e_g is 0. A discount that critics have once known
+    to depend on actions keeps its weight when better policies make its returns vary more.
 
     h_g is small for long horizons if most timesteps are rewarded: k_g converts a return to a mean reward per
     timestep, as a return sums about 1 / (1 - g) timesteps, of which a share E[|r|]^2 / E[r^2] is rewarded
@@ -40,14 +41,15 @@ class WeighByAdvantage(RunningStatistics):
     Shapes: `weights` is (G, 1).
 
     Args:
-        beta: rate of the moving averages of |r|, r^2 and the products of advantages, best that of `values`,
-            whose sigma they are compared with; higher at first, so that the initial values have no weight.
+        beta: rate of the moving averages of |r|, r^2 and the products of advantages; higher at first, so that
+            the initial values have no weight.
         enough: e_g that gives full weight.
         rare: see above; with infinity, every return is divided by its horizon.
         max_horizon: in timesteps; longer horizons have the h_g of this one.
     """
 
     means: Tensor
+    explained: Tensor
     updates: Tensor
     pending: Tensor
     _discounts: Tensor
@@ -61,8 +63,9 @@ class WeighByAdvantage(RunningStatistics):
 
     def build(self, discounts: Sequence[float]) -> None:
         """Set the discounts of the agent, in the order of its losses."""
-        # Means of |r| and r^2, and of the products of advantages for each discount.
+        # Means of |r| and r^2, and of the products of advantages for each discount, and the largest of these.
         self.register_buffer("means", torch.zeros(2 + len(discounts)))
+        self.register_buffer("explained", torch.zeros(len(discounts), 1))
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         # The sums of the same, and the number of timesteps.
         self.register_buffer("pending", torch.zeros(3 + len(discounts)), persistent=False)
@@ -75,15 +78,14 @@ class WeighByAdvantage(RunningStatistics):
         share = (self.rare * share).clamp(max=1.0)
         per_timestep = (1.0 - self._discounts).clamp(min=1.0 / self.max_horizon)
         deviation = (per_timestep / share).clamp(max=1.0) * sigma
-        explained = self.means[2:, None] / sigma.square()
         from_rewards: Tensor = (deviation / deviation.max()).square()
-        return from_rewards.maximum((explained / self.enough).clamp(max=1.0))
+        return from_rewards.maximum((self.explained / self.enough).clamp(max=1.0))
 
     @torch.no_grad()
     def gather(self, rewards: Tensor, advantages: Tensor, mask: Tensor) -> None:
         """Add rewards (B, L, 1, 1) and each critic's advantages (B, L, C, G, 1) where mask (B, L, 1) is True.
 
-        Both are in the same unit as the targets.
+        Advantages are in units of sigma.
         """
         rewards = rewards[..., 0].where(mask, 0.0)
         products = torch.zeros_like(self.pending[3:])
@@ -108,4 +110,5 @@ class WeighByAdvantage(RunningStatistics):
         self.updates += moves
         rate = debiased_rate(self.beta, self.updates).where(moves, 0.0)
         self.means.lerp_(sums / n.clamp(min=1.0), rate)
+        self.explained.copy_(self.explained.maximum(self.means[2:, None]))
         self.pending.zero_()

@@ -270,23 +270,28 @@ def test_until_critics_know_actions_losses_are_weighted_by_the_rewards_that_retu
 
 def test_losses_are_weighted_by_the_variance_that_actions_explain() -> None:
     generator = torch.Generator().manual_seed(0)
-    known = torch.randn(4, 500, 1, 1, 1, generator=generator).sign() * torch.tensor([1.0, 3.0])[:, None]
+    known = torch.randn(4, 500, 1, 1, 1, generator=generator).sign() * torch.tensor([1.0, 0.3])[:, None]
     errors = torch.randn(4, 500, 4, 2, 1, generator=generator)
     mask = (torch.arange(500) < 400).expand(4, 500)[..., None]
     rewards = torch.ones(4, 500, 1, 1)
 
-    def weights(advantages: Tensor, sigmas: tuple[float, float] = (1.0, 10.0)) -> list[float]:
-        part = built(WeighByAdvantage(enough=0.2), 0.5, 0.99)
+    def built_part() -> WeighByAdvantage:
+        part: WeighByAdvantage = built(WeighByAdvantage(beta=1.0, enough=0.2), 0.5, 0.99)
+        return part
+
+    def weights(advantages: Tensor, part: WeighByAdvantage) -> list[float]:
         part.gather(rewards, torch.where(mask[..., None, None], advantages, 1e6), mask)
         part.commit()
-        return part.weights(torch.tensor(sigmas)[:, None])[:, 0].tolist()
+        return part.weights(torch.tensor([[1.0], [10.0]]))[:, 0].tolist()
 
-    # 3^2 / 10^2 / 0.2, whether critics agree exactly or also have errors of their own.
-    assert weights(known.expand(4, 500, 4, 2, 1)) == pytest.approx([1.0, 0.45], rel=1e-4)
-    assert weights(known + errors) == pytest.approx([1.0, 0.45], abs=0.05)
-    assert weights(known.expand(4, 500, 4, 2, 1), (1.0, 2.0)) == [1.0, 1.0]
+    # 0.3^2 / 0.2, whether critics agree exactly or also have errors of their own.
+    part = built_part()
+    assert weights(known.expand(4, 500, 4, 2, 1), part) == pytest.approx([1.0, 0.45], rel=1e-4)
+    assert weights(known + 0.1 * errors, built_part()) == pytest.approx([1.0, 0.45], abs=0.01)
+    assert weights(3.0 * known.expand(4, 500, 4, 2, 1), built_part()) == [1.0, 1.0]
     # Critics that only contradict each other, and a single critic, leave the weights to the rewards, which
-    # are 1 at every timestep: k is 1 and 0.02, times sigma.
+    # are 1 at every timestep: k is 1 and 0.02, times sigma. What was known before keeps its weight.
     opposite = known * torch.tensor([1.0, -1.0])[:, None, None]
     for advantages in (opposite, known):
-        assert weights(advantages) == pytest.approx([1.0, 0.04], rel=1e-4)
+        assert weights(advantages, built_part()) == pytest.approx([1.0, 0.04], rel=1e-4)
+        assert weights(advantages, part) == pytest.approx([1.0, 0.45], rel=1e-4)
