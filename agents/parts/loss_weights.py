@@ -17,14 +17,14 @@ class WeighByAdvantage(RunningStatistics):
     """Weights that reduce the losses of long horizons until their returns are known to depend on actions.
 
         w_g = max(h_g, min(1, e_g / enough))
-        e_g = largest E[(Q_c - V_c) (Q_c' - V_c')] / sigma_g^2 until now,  c and c' different critics
+        e_g = E[(Q_c - V_c) (Q_c' - V_c') / sigma_g^2],  c and c' different critics
         h_g = (k_g sigma_g)^2 / max over discounts
         k_g = min(1, max(1 - g, 1 / max_horizon) / p),  p = min(1, rare E[|r|]^2 / E[r^2])
 
     sigma_g is the standard deviation of the targets of discount g. e_g is the share of their variance that
     the recorded actions explain. Errors of critics are mostly independent, so products of two critics'
-    advantages average to what both know. With one critic, e_g is 0. A discount that critics have once known
-    to depend on actions keeps its weight when better policies make its returns vary more.
+    advantages average to what both know. With one critic, e_g is 0. Its moving average begins at 0, because
+    advantages of first weights say nothing.
 
     h_g is small for long horizons if most timesteps are rewarded: k_g converts a return to a mean reward per
     timestep, as a return sums about 1 / (1 - g) timesteps, of which a share E[|r|]^2 / E[r^2] is rewarded
@@ -41,21 +41,21 @@ class WeighByAdvantage(RunningStatistics):
     Shapes: `weights` is (G, 1).
 
     Args:
-        beta: rate of the moving averages of |r|, r^2 and the products of advantages; higher at first, so that
-            the initial values have no weight.
+        beta: rate of the moving averages; for |r| and r^2 higher at first, so that the initial values have no
+            weight.
         enough: e_g that gives full weight.
         rare: see above; with infinity, every return is divided by its horizon.
         max_horizon: in timesteps; longer horizons have the h_g of this one.
     """
 
-    means: Tensor
+    reward_sizes: Tensor
     explained: Tensor
     updates: Tensor
     pending: Tensor
     _discounts: Tensor
 
     def __init__(
-        self, *, beta: float = 5e-4, enough: float = 0.05, rare: float = 10.0, max_horizon: float = 1_000.0
+        self, *, beta: float = 0.01, enough: float = 0.05, rare: float = 10.0, max_horizon: float = 1_000.0
     ) -> None:
         super().__init__()
         require_above_zero("WeighByAdvantage", beta=beta, enough=enough, rare=rare, max_horizon=max_horizon)
@@ -63,17 +63,16 @@ class WeighByAdvantage(RunningStatistics):
 
     def build(self, discounts: Sequence[float]) -> None:
         """Set the discounts of the agent, in the order of its losses."""
-        # Means of |r| and r^2, and of the products of advantages for each discount, and the largest of these.
-        self.register_buffer("means", torch.zeros(2 + len(discounts)))
+        self.register_buffer("reward_sizes", torch.zeros(2))  # means of |r| and r^2
         self.register_buffer("explained", torch.zeros(len(discounts), 1))
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
-        # The sums of the same, and the number of timesteps.
+        # Number of timesteps, sums of |r| and r^2, and sums of products of advantages.
         self.register_buffer("pending", torch.zeros(3 + len(discounts)), persistent=False)
         self.register_buffer("_discounts", torch.tensor(discounts)[:, None], persistent=False)
 
     def weights(self, sigma: Tensor) -> Tensor:
         """(G, 1) weights, the largest of them 1, for standard deviations (G, 1) of the targets."""
-        size, square = self.means[:2]
+        size, square = self.reward_sizes.unbind()
         share = (size.square() / square).where(square > 0.0, 1.0)
         share = (self.rare * share).clamp(max=1.0)
         per_timestep = (1.0 - self._discounts).clamp(min=1.0 / self.max_horizon)
@@ -105,10 +104,9 @@ class WeighByAdvantage(RunningStatistics):
     @torch.no_grad()
     def commit(self) -> None:
         """Update the averages, without waiting for a GPU."""
-        n, sums = self.pending[0], self.pending[1:]
-        moves = n > 0
+        n = self.pending[0]
+        moves, means = n > 0, self.pending[1:] / n.clamp(min=1.0)
         self.updates += moves
-        rate = debiased_rate(self.beta, self.updates).where(moves, 0.0)
-        self.means.lerp_(sums / n.clamp(min=1.0), rate)
-        self.explained.copy_(self.explained.maximum(self.means[2:, None]))
+        self.reward_sizes.lerp_(means[:2], debiased_rate(self.beta, self.updates).where(moves, 0.0))
+        self.explained.lerp_(means[2:, None], self.beta * moves)
         self.pending.zero_()

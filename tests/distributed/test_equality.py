@@ -33,7 +33,7 @@ def test_an_update_equals_that_of_the_whole_batch(ranks: Any, alone: Any, form: 
     assert {
         "values.mu",
         "values.unit",
-        "loss_weights.means",
+        "loss_weights.explained",
         "tstep_encoder.input_norm.var",
     } <= state.keys()
     assert any(name.startswith("target_critics") for name in state)
