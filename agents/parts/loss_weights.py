@@ -17,14 +17,15 @@ class WeighByAdvantage(RunningStatistics):
     """Weights that reduce the losses of long horizons until their returns are known to depend on actions.
 
         w_g = max(h_g, min(1, e_g / enough))
-        e_g = E[(Q_c - V_c) (Q_c' - V_c') / sigma_g^2],  c and c' different critics
+        e_g = largest E[(Q_c - V_c) (Q_c' - V_c') / sigma_g^2] so far,  c and c' different critics
         h_g = (k_g sigma_g)^2 / max over discounts
         k_g = min(1, max(1 - g, 1 / max_horizon) / p),  p = min(1, rare E[|r|]^2 / E[r^2])
 
     sigma_g is the standard deviation of the targets of discount g. e_g is the share of their variance that
     the recorded actions explain. Errors of critics are mostly independent, so products of two critics'
-    advantages average to what both know. With one critic, e_g is 0. Its moving average begins at 0, because
-    advantages of first weights say nothing.
+    advantages average to what both know; with one critic, e_g is 0. The moving average begins at 0, because
+    advantages of first weights say nothing. A discount that was once known to depend on actions keeps its
+    weight when better policies make its returns vary more.
 
     h_g is small for long horizons if most timesteps are rewarded: k_g converts a return to a mean reward per
     timestep, as a return sums about 1 / (1 - g) timesteps, of which a share E[|r|]^2 / E[r^2] is rewarded
@@ -50,6 +51,7 @@ class WeighByAdvantage(RunningStatistics):
 
     reward_sizes: Tensor
     explained: Tensor
+    most_explained: Tensor
     updates: Tensor
     pending: Tensor
     _discounts: Tensor
@@ -65,6 +67,7 @@ class WeighByAdvantage(RunningStatistics):
         """Set the discounts of the agent, in the order of its losses."""
         self.register_buffer("reward_sizes", torch.zeros(2))  # means of |r| and r^2
         self.register_buffer("explained", torch.zeros(len(discounts), 1))
+        self.register_buffer("most_explained", torch.zeros(len(discounts), 1))
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         # Number of timesteps, sums of |r| and r^2, and sums of products of advantages.
         self.register_buffer("pending", torch.zeros(3 + len(discounts)), persistent=False)
@@ -78,7 +81,7 @@ class WeighByAdvantage(RunningStatistics):
         per_timestep = (1.0 - self._discounts).clamp(min=1.0 / self.max_horizon)
         deviation = (per_timestep / share).clamp(max=1.0) * sigma
         from_rewards: Tensor = (deviation / deviation.max()).square()
-        return from_rewards.maximum((self.explained / self.enough).clamp(max=1.0))
+        return from_rewards.maximum((self.most_explained / self.enough).clamp(max=1.0))
 
     @torch.no_grad()
     def gather(self, rewards: Tensor, advantages: Tensor, mask: Tensor) -> None:
@@ -109,4 +112,5 @@ class WeighByAdvantage(RunningStatistics):
         self.updates += moves
         self.reward_sizes.lerp_(means[:2], debiased_rate(self.beta, self.updates).where(moves, 0.0))
         self.explained.lerp_(means[2:, None], self.beta * moves)
+        self.most_explained.copy_(self.most_explained.maximum(self.explained))
         self.pending.zero_()

@@ -275,22 +275,23 @@ def test_losses_are_weighted_by_the_variance_that_actions_explain() -> None:
     mask = (torch.arange(500) < 400).expand(4, 500)[..., None]
     rewards = torch.ones(4, 500, 1, 1)
 
-    def weights(advantages: Tensor, num_updates: int = 1, **settings: float) -> list[float]:
-        part = built(WeighByAdvantage(enough=0.2, **settings), 0.5, 0.99)
-        for _ in range(num_updates):
+    def weights(*updates: Tensor, beta: float = 1.0) -> list[float]:
+        part = built(WeighByAdvantage(enough=0.2, beta=beta), 0.5, 0.99)
+        for advantages in updates:
             part.gather(rewards, torch.where(mask[..., None, None], advantages, 1e6), mask)
             part.commit()
         return part.weights(torch.tensor([[1.0], [10.0]]))[:, 0].tolist()
 
     agreed = known.expand(4, 500, 4, 2, 1)
     # 0.3^2 / 0.2, whether critics agree exactly or also have errors of their own.
-    assert weights(agreed, beta=1.0) == pytest.approx([1.0, 0.45], rel=1e-4)
-    assert weights(known + 0.1 * errors, beta=1.0) == pytest.approx([1.0, 0.45], abs=0.01)
-    assert weights(3.0 * agreed, beta=1.0) == [1.0, 1.0]
+    assert weights(agreed) == pytest.approx([1.0, 0.45], rel=1e-4)
+    assert weights(known + 0.1 * errors) == pytest.approx([1.0, 0.45], abs=0.01)
+    assert weights(3.0 * agreed) == [1.0, 1.0]
     # Averages begin at 0.
-    assert weights(agreed, num_updates=2, beta=0.5) == pytest.approx([1.0, 0.75 * 0.45], rel=1e-4)
+    assert weights(agreed, agreed, beta=0.5) == pytest.approx([1.0, 0.75 * 0.45], rel=1e-4)
     # Critics that only contradict each other, and a single critic, leave the weights to the rewards, which
-    # are 1 at every timestep: k is 1 and 0.02, times sigma.
+    # are 1 at every timestep: k is 1 and 0.02, times sigma. What was known before keeps its weight.
     opposite = known * torch.tensor([1.0, -1.0])[:, None, None]
     for advantages in (opposite, known):
-        assert weights(advantages, beta=1.0) == pytest.approx([1.0, 0.04], rel=1e-4)
+        assert weights(advantages) == pytest.approx([1.0, 0.04], rel=1e-4)
+        assert weights(agreed, advantages) == pytest.approx([1.0, 0.45], rel=1e-4)
