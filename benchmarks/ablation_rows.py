@@ -209,7 +209,10 @@ ROWS = {
         "Retrace and lambda-returns: one-step targets",
         ("Agent.returns=@NStep()", "Agent.returns_continuous=None"),
     ),
-    "no_loss_weights": Row("WeighByAdvantage: all discounts count alike", ("Agent.loss_weights=None",)),
+    "no_loss_weights": Row(
+        "weights of discounts by rewards alone, as until 2026-11-28: all discounts count alike",
+        ("Agent.loss_weights=None",),
+    ),
     "published_popart": Row("SummedValues and FixedUnits: PopArt as published", ("Agent.values=@PopArt()",)),
     "no_summed_values": Row(
         "sums over discounts: a value per discount, in fixed units",

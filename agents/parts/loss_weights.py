@@ -38,6 +38,8 @@ class WeighByAdvantage(RunningStatistics):
     alike and actions matter by their late effects, only long horizons distinguish actions, and h_g alone
     would keep them from being learned.
     Source: ours. Off: `loss_weights = None` (published).
+    Effect: the area under learning curves is 0.15 [0.12, 0.18] larger with h_g alone, and 0.03 [0.01, 0.06]
+    more with e_g (docs/algorithm.md).
 
     Shapes: `weights` is (G, 1).
 
