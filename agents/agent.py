@@ -92,9 +92,9 @@ class Agent(OffPolicyAgent):
         policy = self.policies(self.actor, transitions.current)
         q_data, q_policy = self._action_values(transitions, policy)
         critic_loss = self.critic_errors(q_data, targets)
-        by_critic = (q_data - q_policy).detach()
-        self.gather_advantages(by_critic, transitions)
-        advantages = by_critic.mean(2) / self.reward_multiplier  # in environment units
+        critic_advantages = (q_data - q_policy).detach()
+        self.gather_advantages(critic_advantages, transitions)
+        advantages = critic_advantages.mean(2) / self.reward_multiplier  # in environment units
         actor_loss, weights = self._actor_loss(transitions, policy, q_policy, advantages)
         metrics: dict[str, Tensor] = {}
         if with_metrics:

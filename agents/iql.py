@@ -78,6 +78,7 @@ class IQLAgent(OffPolicyAgent):
         self.gather_targets(targets, transitions)
         q = self.recorded_values(self.critics, transitions.current.state, transitions.recorded)
         v = self.all_values(self.value_function, transitions.current.state)
+        # All critics share V, so its errors count as part of what they agree on.
         self.gather_advantages((q - v).detach(), transitions)
         errors = (q_target[:, :, None] - v) / self.values.sigma
         value_loss = torch.where(errors < 0, 1.0 - self.expectile, self.expectile) * errors.square()

@@ -103,9 +103,9 @@ class OffPolicyAgent(BaseAgent, ABC):
 
     Subclasses define the losses in `losses`. The parts of targets and losses are in `agents/parts/`, and are
     called in this order: `critic_subset` draws critics, `returns` computes targets from their values,
-    `values` and `loss_weights` gather statistics, the subclass computes its losses with `values`, and
-    `loss_weights` weighs them. Defaults are the published settings; the recommended ones are in
-    `gin_configs/base_offpolicy.gin`.
+    `values` gathers the targets, the subclass computes its losses with `values`, `loss_weights` gathers the
+    advantages of the recorded actions, and then weighs the losses. Defaults are the published settings; the
+    recommended ones are in `gin_configs/base_offpolicy.gin`.
 
     Args:
         *given: arguments that code supplies, see BaseAgent.

@@ -21,7 +21,7 @@ _EVERYWHERE = (
     "Experiment.val_interval=2",  # every 1,200 env steps
     "Experiment.start_learning_at_epoch=16",
     "ReplayRatio.warmup_env_steps=0",
-    "Experiment.sample_actions_val=False",
+    "Experiment.sample_actions_val=False",  # the first stored runs are greedy
 )
 
 

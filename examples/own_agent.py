@@ -26,16 +26,16 @@ class AdvantageWeightedAgent(OffPolicyAgent):
 
     def losses(self, transitions, with_metrics):
         policy = self.policies(self.actor, transitions.current)  # over (B, L, G, A)
-        targets = self.policy_targets(
-            transitions, self.policies(self.actor, transitions.following)
-        )  # (B, L, G, 1)
+        following = self.policies(self.actor, transitions.following)
+        targets = self.policy_targets(transitions, following)  # (B, L, G, 1)
         self.gather_targets(targets, transitions)  # updates the scale of values
-        q = self.recorded_values(
-            self.critics, transitions.current.state, transitions.recorded
-        )  # (B, L, C, G, 1)
+        state = transitions.current.state
+        q = self.recorded_values(self.critics, state, transitions.recorded)  # (B, L, C, G, 1)
         with torch.no_grad():
-            expected = self.policy_values(self.critics, transitions.current.state, policy)  # (B, L, C, G, 1)
-            weights = ((q - expected).mean(2) / (self.temperature * self.values.sigma)).exp().clamp(max=20.0)
+            expected = self.policy_values(self.critics, state, policy)  # (B, L, C, G, 1)
+            advantages = q - expected
+            weights = (advantages.mean(2) / (self.temperature * self.values.sigma)).exp().clamp(max=20.0)
+        self.gather_advantages(advantages, transitions)  # updates loss_weights, if there are any
         metrics = self.figures(transitions, q=q, targets=targets) if with_metrics else {}
         return LossTerms(
             -weights * policy.log_prob(transitions.recorded), self.critic_errors(q, targets), metrics
