@@ -42,7 +42,7 @@ class DQNAgent(OffPolicyAgent):
         loss = ((Q_c(s, a) - y) / sigma)^2
     Without double_q, the argmax is over Q'. Q' are Polyak averages, sigma comes from `values`. Critics are
     dueling networks by default. R2D2 is this agent with NStep.n = 5, burn_in and prioritised sampling (see
-    DiskTrajDataset).
+    PrioritySampler).
 
     Source: Mnih et al. 2015; van Hasselt et al. 2016, arXiv:1509.06461 (double); Wang et al. 2016,
     arXiv:1511.06581 (dueling); Kapturowski et al. 2019 (R2D2).

@@ -36,7 +36,7 @@ class DiskTrajDataset(RLDataset):
     limits: the first epoch would delete files that others may need.
 
     Args:
-        dset_root: folder of datasets; None for the run's folder.
+        dset_root: folder that contains datasets; None for `Experiment.ckpt_base_dir`.
         dset_name: name of this dataset; None for the run's name.
         dset_max_size: maximum number of files in `fifo`.
         dset_min_size: number of files in both folders together at which training starts. The limits below

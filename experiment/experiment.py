@@ -220,10 +220,11 @@ class Experiment(Settings):
     def _make_pace(self) -> ReplayRatio:
         """Make the object that lets learner and actors wait for each other."""
         env_steps_per_epoch = self.parallel_actors * self.train_timesteps_per_epoch
+        is_offline = self.ctx.role.does_both and not env_steps_per_epoch
         pace: ReplayRatio = ReplayRatio(
             self.ctx,
             self.fleet.id,
-            self.replay_ratio,
+            None if is_offline else self.replay_ratio,
             epoch_updates=self.train_batches_per_epoch // self.batches_per_update,
             batches_per_update=self.batches_per_update,
             start_after=env_steps_per_epoch * (self.start_learning_at_epoch + 1),

@@ -264,8 +264,8 @@ class Settings:
         None,
         "gradient updates per collected env step, all collecting processes together; None for no fixed "
         "ratio. Learner and actors wait for each other when they are further off than "
-        'ReplayRatio.tolerance. In mode "both" it sets the number of updates of each epoch instead of '
-        "train_batches_per_epoch. Counting begins when training may begin",
+        'ReplayRatio.tolerance. In mode "both" it sets the number of updates of each epoch that collects, '
+        "instead of train_batches_per_epoch. Counting begins when training may begin",
         above=0,
         tiny=None,
     )

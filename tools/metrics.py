@@ -110,10 +110,12 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
         "A rollout and the updates that are made with it.",
         {
             **_LOSSES,
+            "actor_loss": "policy loss, mean over the timesteps of all updates",
+            "critic_loss": "value loss, mean over the timesteps of all updates",
             **_EXTRA,
             **_GRADIENTS,
-            "value_loss": "loss of the critics, before its weight",
-            "value": "mean value of the timesteps of the rollout, environment units",
+            "value_loss": "the same as `critic_loss`",
+            "value": "mean value of the timesteps of the rollout, in units of the normalised rewards",
             "return": "mean target of the values",
             "explained_variance": "share of the variance of the returns that the values before the "
             "updates explain: 1 is perfect, 0 is as good as a constant, below 0 is worse",
@@ -136,7 +138,7 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
             "initial_logratio_rounding_max": "what rounding may contribute to `initial_logratio_abs_max`; "
             "a larger difference gives a warning",
             "initial_value_diff_abs_max": "largest difference between the values of acting and of "
-            "training with the same weights, environment units",
+            "training with the same weights, in units of the normalised rewards",
             "updates": "number of updates",
             "updates_share": "share of the planned updates that were made; below 1 after early stopping",
             "skipped_updates": "updates skipped because their gradient was not finite",

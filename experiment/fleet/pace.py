@@ -329,9 +329,11 @@ class ReplayRatio:
         """Number of batches this epoch trains on. From here on, env steps and updates count for the ratio.
 
         With a ratio in mode "both", the number is that missing to `ratio` times the env steps since training
-        began, including those of its first epoch. Otherwise it is `planned`.
+        began, including those of its first epoch. Otherwise, and in epochs that collect nothing, it is
+        `planned`.
         """
-        if (ratio := self.ratio) is None:
+        ratio = self.ratio
+        if ratio is None or (self.ctx.role.does_both and not self._epoch_env_steps):
             return planned
         due = from_main(lambda: self._begin_training(ratio), self.ctx.accelerator)
         return due * self.batches_per_update if self.ctx.role.does_both else planned

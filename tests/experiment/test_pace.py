@@ -233,5 +233,10 @@ def test_in_mode_both_the_ratio_sets_the_updates_of_each_epoch(tmp_path: Path) -
     resumed = make_experiment(tmp_path / "parts", **changes)
     run(resumed, lambda exp: exp.load_checkpoint())
     assert resumed.learner.gradient_steps == exp.learner.gradient_steps
+    # Epochs that collect nothing make the usual number of updates.
+    for number, late in enumerate(({"train_timesteps_per_epoch": 0}, {"start_collecting_at_epoch": 9}), 1):
+        offline = make_experiment(tmp_path / "parts", **{**changes, **late, "epochs": 5 + number})
+        run(offline, lambda exp: exp.load_checkpoint())
+        assert offline.learner.gradient_steps == 28 + number * offline.train_batches_per_epoch
     micro = run(make_experiment(tmp_path / "micro", replay_ratio=0.1, batches_per_update=2))
     assert micro.learner.gradient_steps == int(0.1 * 72)  # micro-batches count as one update
