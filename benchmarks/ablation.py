@@ -202,7 +202,8 @@ def report_removed(found: dict[Key, dict[str, Any]], seeds: Sequence[int] = SEED
 
 def _row_lines(found: dict[Key, dict[str, Any]], rows: Sequence[str], seeds: Sequence[int]) -> list[str]:
     begun = [name for name in rows if any(key[0] == name for key in found)]
-    head = ["| without | all tasks | tasks with a difference | |", "| --- | --- | --- | --- |"]
+    names = ("left out", "instead", "all tasks", "tasks with a difference", "the change")
+    head = [f"| {' | '.join(names)} |", "| --- | --- | --- | --- | --- |"]
     return head + [_row_line(found, name, seeds) for name in begun]
 
 
@@ -229,13 +230,13 @@ def _row_line(found: dict[Key, dict[str, Any]], row: str, seeds: Sequence[int]) 
         ]
     by_task = {name: differences for name, differences in by_task.items() if len(differences) > 1}
     if not by_task:
-        return f"| {ROWS[row].leaves_out} | not enough runs | | |"
+        return f"| {ROWS[row].leaves_out} | {ROWS[row].instead} | not enough runs | | |"
     intervals = {name: bootstrap([differences]) for name, differences in by_task.items()}
     overall = bootstrap(list(by_task.values()))
     cells = [f"{name} {interval.mean:+.2f}" for name, interval in intervals.items() if interval.sign]
     num_runs = sum(map(len, by_task.values()))
     return (
-        f"| {ROWS[row].leaves_out} ({num_runs} runs, {len(by_task)} tasks) | {_text(overall)} "
+        f"| {ROWS[row].leaves_out} | {ROWS[row].instead} | {_text(overall)}, {num_runs} runs "
         f"| {', '.join(cells) or 'none'} | {verdict(list(intervals.values()), overall)} |"
     )
 
@@ -277,7 +278,7 @@ def main() -> None:
         for name, row in ROWS.items():
             keys = keys_of([name], args.tasks, args.seeds)
             state = f"{sum(key in found for key in keys)} of {len(keys)}" if keys else "cannot be run"
-            print(f"{name:28} {state:16} {row.leaves_out}")
+            print(f"{name:28} {state:16} {row.leaves_out}; {row.instead}")
     else:
         os.nice(NICENESS - os.nice(0))
         work(keys_of(args.rows, args.tasks, args.seeds), args.jobs, args.output)

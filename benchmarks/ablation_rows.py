@@ -54,12 +54,13 @@ class AblationTask:
 class Row:
     """The recommended agent without one change.
 
-    leaves_out: description of the change and of its replacement. settings: gin settings on top of the task's;
+    leaves_out: the change. instead: what replaces it, if anything. settings: gin settings on top of the task's;
     None if the change cannot be switched off or no longer exists. configs: configurations on top of the
     preset. cannot_matter_on: tasks that are skipped because the agent would be the same.
     """
 
     leaves_out: str
+    instead: str
     settings: tuple[str, ...] | None
     configs: tuple[str, ...] = ()
     cannot_matter_on: tuple[str, ...] = ()
@@ -198,94 +199,113 @@ _NO_DELAY = ("Experiment.start_learning_at_epoch=0",)
 
 # The order is the order of the queue. Names never change, because stored runs refer to them.
 ROWS = {
-    "recommended": Row("nothing", ()),
+    "recommended": Row("nothing", "", ()),
     # Whole agents
-    "published_agent": Row("every change: the published agent", _NO_DELAY, ("amago",)),
+    "published_agent": Row("every change", "the published agent", _NO_DELAY, ("amago",)),
     "published_agent_our_transformer": Row(
-        "every change but the sequence model", _NO_DELAY, ("amago", "encoders/transformer")
+        "every change but the sequence model", "", _NO_DELAY, ("amago", "encoders/transformer")
     ),
     # Targets and values
     "n_step": Row(
-        "Retrace and lambda-returns: one-step targets",
+        "Retrace and lambda-returns",
+        "one-step targets",
         ("Agent.returns=@NStep()", "Agent.returns_continuous=None"),
     ),
     "no_loss_weights": Row(
-        "weights of discounts by rewards alone, as until 2026-11-28: all discounts count alike",
+        "`WeighByAdvantage` with h_g alone",
+        "equal weights",
         ("Agent.loss_weights=None",),
     ),
-    "published_popart": Row("SummedValues and FixedUnits: PopArt as published", ("Agent.values=@PopArt()",)),
+    "published_popart": Row(
+        "SummedValues and FixedUnits", "PopArt as published", ("Agent.values=@PopArt()",)
+    ),
     "no_summed_values": Row(
-        "sums over discounts: a value per discount, in fixed units",
+        "sums over discounts",
+        "a value per discount, in fixed units",
         ("Agent.values=@FixedUnits()",),
     ),
-    "no_start_at_reward": Row("StartAtReward: values begin at the first targets", None),
-    "no_weight_average": Row("WeightAverage: the newest weights act", None),
+    "no_start_at_reward": Row("StartAtReward", "values begin at the first targets", None),
+    "no_weight_average": Row("WeightAverage", "the newest weights act", None),
     "published_subset": Row(
-        "one subset of different critics per update: per element, with replacement",
+        "one subset of different critics per update",
+        "a subset per element, with replacement",
         ("RandomSubset.per='element'", "RandomSubset.replace=True"),
     ),
     "discount_input": Row(
-        "critics with an output per discount: the discount is an input",
+        "critics with an output per discount",
+        "the discount is an input",
         ("Agent.critic_type=@DiscountInputCriticEnsemble",),
         cannot_matter_on=tuple(name for name in TASKS if name not in _CONTINUOUS),
     ),
-    "published_tau": Row("our Polyak rate of 0.03: 0.003", ("TAU=0.003",)),
+    "published_tau": Row("our Polyak rate of 0.03", "0.003", ("TAU=0.003",)),
     "published_discounts": Row(
-        "our discounts: 0.1, 0.9, 0.95, 0.97, 0.99, 0.995 and 0.999",
+        "our discounts",
+        "0.1, 0.9, 0.95, 0.97, 0.99, 0.995 and 0.999",
         ("DISCOUNTS=(0.1, 0.9, 0.95, 0.97, 0.99, 0.995)",),
     ),
     # Sequence model
-    "published_transformer": Row("our Transformer: the published one", _PUBLISHED_TRANSFORMER),
-    "all_rotary": Row("heads of all other kinds: rotary ones", ("TransformerTrajEncoder.heads='rotary'",)),
-    "no_fixed_heads": Row("heads for places: rotary ones", _heads("rotary", "rotary", "content", "content")),
-    "no_content_heads": Row(
-        "heads for contents and counts: rotary ones", _heads("fixed", "fixed", "rotary", "rotary")
+    "published_transformer": Row("our Transformer", "the published one", _PUBLISHED_TRANSFORMER),
+    "all_rotary": Row("heads of all other kinds", "rotary ones", ("TransformerTrajEncoder.heads='rotary'",)),
+    "no_fixed_heads": Row(
+        "heads for places", "rotary ones", _heads("rotary", "rotary", "content", "content")
     ),
-    "no_counting_heads": Row("the head that counts: one more for contents", None),
-    "no_qk_gain": Row("long queries at first: a gain of 1", ("TransformerTrajEncoder.qk_gain=1.0",)),
-    # First weights
-    "published_first_weights": Row("all first weights: the published ones", None),
-    "published_critic_weights": Row("smaller first weights of critics: the published ones", None),
-    "published_actor_weights": Row("small first weights of the actor's last layer: the usual ones", None),
+    "no_content_heads": Row(
+        "heads for contents and counts", "rotary ones", _heads("fixed", "fixed", "rotary", "rotary")
+    ),
+    "no_counting_heads": Row("the head that counts", "one more for contents", None),
+    "no_qk_gain": Row("large initial queries", "a gain of 1", ("TransformerTrajEncoder.qk_gain=1.0",)),
+    # Initial weights
+    "published_first_weights": Row("all initial weights", "the published ones", None),
+    "published_critic_weights": Row("smaller initial weights of critics", "the published ones", None),
+    "published_actor_weights": Row("small initial weights of the actor's last layer", "the usual ones", None),
     "published_rl2_weights": Row(
-        "small first weights of the previous reward and action", ("FFTstepEncoder.rl2_gain=1.0",)
+        "small initial weights of the previous reward and action",
+        "a gain of 1",
+        ("FFTstepEncoder.rl2_gain=1.0",),
     ),
     # Exploration, data, optimiser
     "plain_noise": Row(
-        "random actions that last: plain epsilon-greedy",
+        "repeated random actions",
+        "single random actions",
         ("EpsilonGreedy.mean_repeat=1",),
         cannot_matter_on=("tmaze",),  # has its own exploration
     ),
     "files_alike": Row(
-        "timesteps drawn alike: files drawn alike",
+        "timesteps drawn uniformly",
+        "files drawn uniformly",
         ("Sampler.sample_by='trajectory'",),
         cannot_matter_on=_EQUALLY_LONG,
     ),
     "plain_windows": Row(
-        "shifted windows: as published",
+        "shifted windows",
+        "windows that may extend beyond the end of an episode",
         ("Experiment.padded_sampling='none'",),
         cannot_matter_on=_WHOLE_EPISODES,
     ),
     "published_optimiser": Row(
-        "our optimiser: published learning rate, warm-up and clipping",
+        "our optimiser",
+        "published learning rate, warm-up and clipping",
         ("Experiment.learning_rate=1e-4", "Experiment.lr_warmup_steps=500", "Experiment.grad_clip=1"),
     ),
     "no_delayed_start": Row(
-        "16 epochs without training: all updates from the start",
+        "no updates in the first 16 epochs",
+        "updates from the start",
         _NO_DELAY,
     ),
     "replay_warmup": Row(
-        "16 epochs without training: a replay ratio that rises over 32 epochs, as in the present preset",
+        "no updates in the first 16 epochs",
+        "a replay ratio that rises over 32 epochs (in the preset, over 33 longer ones)",
         (*_NO_DELAY, f"ReplayRatio.warmup_env_steps={32 * EPOCH}"),
     ),
     "short_replay_warmup": Row(
-        "16 epochs without training: a replay ratio that rises over 16 epochs",
+        "no updates in the first 16 epochs",
+        "a replay ratio that rises over 16 epochs",
         (*_NO_DELAY, f"ReplayRatio.warmup_env_steps={16 * EPOCH}"),
     ),
-    "grad_clip_1": Row("our gradient clipping at 40: at 1", ("Experiment.grad_clip=1",)),
-    "published_beta2": Row("our decay of the second moment of 0.98: 0.999", ("AdamW.beta2=0.999",)),
-    "published_learning_rate": Row("our learning rate of 1e-3: 1e-4", ("Experiment.learning_rate=1e-4",)),
-    "published_lr_warmup": Row("our warm-up of 100 updates: 500", ("Experiment.lr_warmup_steps=500",)),
+    "grad_clip_1": Row("our gradient clipping at 40", "at 1", ("Experiment.grad_clip=1",)),
+    "published_beta2": Row("our decay of the second moment of 0.98", "0.999", ("AdamW.beta2=0.999",)),
+    "published_learning_rate": Row("our learning rate of 1e-3", "1e-4", ("Experiment.learning_rate=1e-4",)),
+    "published_lr_warmup": Row("our warm-up of 100 updates", "500", ("Experiment.lr_warmup_steps=500",)),
     # A part that was off by default
-    "action_memory": Row("nothing; adds a memory of actions", None),
+    "action_memory": Row("nothing; adds a memory of actions", "", None),
 }
