@@ -54,9 +54,9 @@ class AblationTask:
 class Row:
     """The recommended agent without one change.
 
-    leaves_out: the change. instead: what replaces it, if anything. settings: gin settings on top of the task's;
-    None if the change cannot be switched off or no longer exists. configs: configurations on top of the
-    preset. cannot_matter_on: tasks that are skipped because the agent would be the same.
+    leaves_out: the change. instead: what replaces it, if anything. settings: gin settings on top of the
+    task's; None if the change cannot be switched off or no longer exists. configs: configurations on top of
+    the preset. cannot_matter_on: tasks that are skipped because the agent would be the same.
     """
 
     leaves_out: str
