@@ -19,6 +19,7 @@ from loxodon.data import load_trajectory
 from loxodon.envs import EnvSpec, make_vector_env
 from loxodon.experiment import Collector, load_policy
 from loxodon.experiment.collect import RolloutGroup
+from loxodon.experiment.evaluation import Evaluator
 from loxodon.nets import FFTrajEncoder, FFTstepEncoder
 
 from .fakes import CountingEnv, TinyAgent, make_experiment, metrics, run
@@ -68,12 +69,15 @@ def test_an_agent_ends_episodes_and_their_environments_begin_new_ones(mode: str)
     assert lengths_of(collector) == [2] * 6
 
 
+@pytest.mark.parametrize("episodes", [None, 4])
 @pytest.mark.parametrize("stores", [False, True])
-def test_evaluations_play_episodes_to_their_natural_end(stores: bool) -> None:
-    sinks = {"sinks": [RecordingSink()]} if stores else {}
-    collector = make_collector([LENGTH, LENGTH], agent_type=Impatient, **sinks)
-    collector.collect(2 * LENGTH, episodes=4)
-    assert lengths_of(collector) == [LENGTH] * 4
+def test_evaluations_play_episodes_to_their_natural_end(stores: bool, episodes: int | None) -> None:
+    envs = make_vector_env([EnvSpec(CountingEnv, {"length": LENGTH})] * 2, "sync")
+    agent: Any = Impatient(envs.single_observation_space, envs.single_action_space, None, None, 8)
+    sinks = [RecordingSink()] if stores else []
+    evaluator = Evaluator(torch.device("cpu"), sample=True)
+    _, histories = evaluator.play(agent, envs, 2 * LENGTH, episodes=episodes, sinks=sinks)
+    assert [n for lengths in histories.returns.lengths.values() for n in lengths] == [LENGTH] * 4
 
 
 def test_an_environment_that_resets_itself_cannot_be_reset_for_an_agent() -> None:
@@ -252,10 +256,12 @@ def test_an_agent_combines_the_terms_of_rewards(tmp_path: Path) -> None:
     returns = [value for values in collector.histories.returns.returns.values() for value in values]
     assert sum(returns) == sum(step["raw_rewards"].sum() for step in sink.added)
     sink.added.clear()
-    collector.collect(4, episodes=2)  # an evaluation
+    collector.is_training = False
+    collector.collect(4)
     assert [step["rewards"].tolist() for step in sink.added] == [
         (step["raw_rewards"][:, 0] / 2).tolist() for step in sink.added
     ]
+    collector.is_training = True
     agent.combine_rewards = lambda rewards, terms: np.full(2, np.nan)
     with pytest.raises(ValueError, match=r"Frugal.combine_rewards returned .*one finite number.*Fix:"):
         collector.collect(1)
