@@ -144,22 +144,22 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self._check_rows(values, "values")
         self._query("set_attr", [(name, value) for value in values])
 
-    def begin_episodes(self, rows: np.ndarray) -> None:
+    def begin_episodes(self, rows: np.ndarray) -> Metrics:
         """Reset the environments of some rows, after a step that did not end their episodes.
 
         Their observations move from `buffers.obs` to `buffers.final_obs`, and `buffers.obs` receives the
         first observations of the new episodes. rows: (N,) bool.
 
+        Returns: the special metrics of the resets.
         Raises: NotImplementedError for a user's vector environment that cannot do this.
         """
-        buffers, names = self.buffers, list(self.env_names)
-        answers = self._query("begin_episode", [(bool(row),) for row in rows])
+        names, metrics = list(self.env_names), Metrics()
+        answers = self._query("replace_episode", [(bool(row),) for row in rows])
         for row in np.flatnonzero(rows).tolist():
-            names[row] = answers[row]["env_name"]
-            for key, value in answers[row]["obs"].items():
-                buffers.final_obs[key][row] = buffers.obs[key][row]
-                buffers.obs[key][row] = value[0]
+            names[row], found = answers[row]
+            metrics += [(row, name, value) for _, name, value in found]
         self.env_names = names
+        return metrics
 
     # ---- their states, see env_state.py ----
 
@@ -180,7 +180,7 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self.env_names = list(self._query("set_state", [(state,) for state in states]))
 
     def _query(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-        """Query every environment; `what` is a key of `ATTRIBUTE_QUERIES`; each has its argument tuple."""
+        """Query every environment; see `EnvGroup.query`; each has its tuple of arguments."""
         raise NotImplementedError
 
     def _check_rows(self, rows: Sequence[Any], what: str) -> None:

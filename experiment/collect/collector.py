@@ -17,6 +17,7 @@ import torch
 from ...agents import BaseAgent, RolloutHooks
 from ...data.sink import Arrays, Sink
 from ...envs import ActionCode, ExplorationWrapper, Histories
+from ...envs.returned import merged
 from ..process.transfer import to_device, to_host
 
 logger = logging.getLogger("loxodon")
@@ -479,7 +480,9 @@ class Collector:
             more &= ~over
         if more.any():
             with self._plain_torch():
-                group.envs.begin_episodes(more)
+                metrics = merged(infos.get("metrics", []), group.envs.begin_episodes(more))
+            if metrics:
+                infos["metrics"] = metrics
             infos["final_obs"], infos["_final_obs"] = group.envs.buffers.final_obs, ended | more
         kept = ended | more
         return flags[0] & kept, flags[1] & kept
@@ -757,7 +760,6 @@ def _true_next_obs(obs: Arrays, infos: dict[str, Any], ended: np.ndarray) -> Arr
     final = infos["final_obs"]
     following = {}
     for key, value in obs.items():
-        merged = value.copy()
-        merged[ended] = final[key][ended]
-        following[key] = merged
+        following[key] = value.copy()
+        following[key][ended] = final[key][ended]
     return following

@@ -42,9 +42,16 @@ class Impatient(TinyAgent):
         return terminated | (is_over & (episode % 2 == 0)), truncated | (is_over & (episode % 2 == 1))
 
 
+class Announcing(CountingEnv):
+    """Reports a metric when an episode begins."""
+
+    def reset(self, **given: Any) -> Any:
+        return super().reset(**given)[0], {"metric/begun": 1.0}
+
+
 def counting_vector(**kwargs: Any) -> gym.vector.VectorEnv[Any, Any, Any]:
     mode = gym.vector.AutoresetMode[kwargs.pop("mode")]
-    return gym.vector.SyncVectorEnv([partial(CountingEnv, LENGTH)] * 2, autoreset_mode=mode)
+    return gym.vector.SyncVectorEnv([partial(Announcing, LENGTH)] * 2, autoreset_mode=mode)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +60,7 @@ def counting_vector(**kwargs: Any) -> gym.vector.VectorEnv[Any, Any, Any]:
 )
 def test_an_agent_ends_episodes_and_their_environments_begin_new_ones(mode: str) -> None:
     recipe = EnvSpec(counting_vector, {"mode": "DISABLED"}) if mode == "already_vectorized" else None
-    specs = [recipe or EnvSpec(CountingEnv, {"length": LENGTH})] * (1 if recipe else 2)
+    specs = [recipe or EnvSpec(Announcing, {"length": LENGTH})] * (1 if recipe else 2)
     envs, sink = make_vector_env(specs, mode), RecordingSink()
     agent: Any = Impatient(envs.single_observation_space, envs.single_action_space, None, None, 8)
     collector = Collector([RolloutGroup(envs, sinks=[sink])], agent, torch.device("cpu"), True)
@@ -67,6 +74,7 @@ def test_an_agent_ends_episodes_and_their_environments_begin_new_ones(mode: str)
     assert firsts == [[[i, 0]] * 2 for i in range(4)]
     assert [step["time_idxs"][0, 0] for step in sink.added] == [1, 2] * 3
     assert lengths_of(collector) == [2] * 6
+    assert [*collector.histories.specials.values["begun"].values()] == [[1.0] * 6]
 
 
 @pytest.mark.parametrize("episodes", [None, 4])
