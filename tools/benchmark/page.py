@@ -77,7 +77,8 @@ class Row:
         tried = self._tried(target)
         medians = [f"{median(point[i] for point in points):,.0f}" for i in (ENV_STEPS, SECONDS)]
         whole = [run for run in tried if run.arrival(target) is not None and run.stopped_at is None]
-        kept = [run.retention(reference(self.name, "random") or 0.0) for run in whole]
+        random = reference(self.name, "random") or 0.0
+        kept = [share for run in whole if (share := run.retention(random)) is not None]
         reached = f"{target:g}: {len(points)} of {len(tried)}"
         return [reached, *medians, f"{np.mean(kept):.2f}" if kept else ""]
 
