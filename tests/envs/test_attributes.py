@@ -116,6 +116,9 @@ def test_two_halves_act_as_one_environment(opened: Any) -> None:
     assert halves.call("level_times", 2, plus=1) == (11, 11, 11)
     with pytest.raises(ValueError, match=r"4 values for 3 environments"):
         halves.set_attr("level", [1, 2, 3, 4])
+    assert not hasattr(halves, "step")  # each half steps by itself
+    halves.close()
+    assert all(half.closed for half in halves.halves)
 
 
 class OwnBatch(gym.vector.SyncVectorEnv):
