@@ -134,7 +134,9 @@ def value_at(setting: float | Schedule, progress: float) -> float:
 
     Raises: ValueError if the value is not a finite number.
     """
-    value = setting(min(max(progress, 0.0), 1.0)) if callable(setting) else setting
+    value: Any = setting
+    if callable(setting) and not isinstance(setting, type):  # a class lacks its parentheses
+        value = setting(min(max(progress, 0.0), 1.0))
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(
             f"{setting!r} gives {value!r} at training progress {progress:.3f}, but must give a finite "

@@ -282,7 +282,17 @@ class MinariDataset(DiskTrajDataset):
         cache_root: str | None = None,
     ) -> None:
         # Pass every argument by name, or gin's bindings of other DiskTrajDatasets would apply here.
-        super().__init__(dset_min_size=1, sampler=sampler, relabeler=None, takes_new_trajs=False)
+        super().__init__(
+            dset_root=None,
+            dset_name=None,
+            dset_max_size=20_000,
+            dset_min_size=1,
+            dset_max_timesteps=None,
+            dset_max_bytes=None,
+            sampler=sampler,
+            relabeler=None,
+            takes_new_trajs=False,
+        )
         self.dataset_id, self.download, self.cache_root = dataset_id, download, cache_root
 
     def configure(self, **settings: Any) -> None:

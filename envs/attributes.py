@@ -79,21 +79,7 @@ def call_if_defined(env: SequenceEnv, name: str, *args: Any) -> None:
         call_attr(env, name, args, {})
 
 
-def begin_episode(env: SequenceEnv, begins: bool) -> dict[str, Any] | None:
-    """Reset an environment if `begins` is True, even in mid-episode; returns its name and observation.
-
-    Returns: "env_name", and "obs", each (1, ...), as in the buffers; None if `begins` is False.
-    """
-    if not begins:
-        return None
-    obs = env.obs_layout.empty(1)
-    raw, _ = env.env.reset()
-    env.obs_layout.write(raw, list(obs.values()), 0)
-    return {"env_name": env.env_name, "obs": obs}
-
-
 ATTRIBUTE_QUERIES: dict[str, Callable[..., Any]] = {
-    "begin_episode": begin_episode,
     "call": call_attr,
     "has_attr": has_attr,
     "set_attr": set_attr,

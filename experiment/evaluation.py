@@ -83,6 +83,7 @@ class Evaluator:
             histories=histories,
             should_stop=self.should_stop,
             cast=self.cast,
+            is_training=False,
             save_env_state=False,
         )
         self._newest, was_training = collector, agent.training

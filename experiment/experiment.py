@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from ..agents import BaseAgent, LossTerms, OnPolicyAgent
+from ..agents import BaseAgent, LossTerms, OnPolicyAgent, value_at
 from ..data import (
     BatchLoader,
     DoNothingDataset,
@@ -62,7 +62,7 @@ from .learn.off_policy import OffPolicyTrainer
 from .learn.optimizer import make_optimizer
 from .optional.reward_shaping import RewardShaping
 from .output.console import ConsoleView
-from .output.logs import MetricLogger
+from .output.logs import MetricLogger, to_plain
 from .output.plots import draw_if_possible
 from .process.distributed import (
     explained_loss_of_contact,
@@ -629,6 +629,7 @@ class Experiment(Settings):
     def learn_iter(self) -> Iterator[dict[str, Any]]:
         """Like `learn`, but epoch by epoch: yields the newest value of each figure that the epoch has logged.
 
+        The values are those of logs/metrics.jsonl: numbers, texts, or None for what is not finite.
         To end early with a checkpoint, call `request_stop`. Leaving the loop without it saves nothing.
         """
         if self._has_nothing_left():
@@ -650,7 +651,7 @@ class Experiment(Settings):
                     self.hooks("after_train")
                     self._exit_if_asked()
                 goes_on = self._end_epoch(epoch, is_last or is_good or self._has_spent_env_steps())
-                yield {name: float(value) for name, value in self.epoch_figures.items()}
+                yield {name: to_plain(value) for name, value in self.epoch_figures.items()}
                 if not goes_on:
                     break
             if not self._is_stopped:
@@ -1277,9 +1278,20 @@ class Experiment(Settings):
             self.ctx.progress.epoch, self.epoch_figures = epoch, {}
             self.pace.begin_epoch()
             if self.lr_schedule is not None:
-                self.learner.lr_scale = self.lr_schedule(self.ctx.progress.share)
+                self.learner.lr_scale = self._lr_scale(self.lr_schedule)
             self.hooks("on_epoch_start", epoch)
             yield epoch
+
+    def _lr_scale(self, schedule: Callable[[float], float]) -> float:
+        """The factor of the learning rate in the epoch that begins."""
+        share = self.ctx.progress.share
+        scale = value_at(schedule, share)
+        if scale < 0.0:
+            raise ValueError(
+                f"Experiment.lr_schedule {schedule!r} gives {scale} at training progress {share:.3f}, but "
+                "it must be at least 0. Fix: bind a schedule that ends at 0 or above."
+            )
+        return scale
 
     def _is_due(self, interval: int | None) -> bool:
         return interval is not None and self.epoch % interval == 0

@@ -17,53 +17,53 @@ from pathlib import Path
 
 import gin
 
-from ..experiment.config import ConfigError, load_config
+from ..experiment.config import explained, load_config
 from ..experiment.experiment import Experiment
 from ..experiment.fleet.actors import ActorSpec
 from ..experiment.fleet.launchers import ray_pool, submit
 from ..experiment.process.exits import CONFIG_ERROR
 from ..experiment.process.versions import import_extra
 from . import run
-from .arguments import parse_run
+from .arguments import Parser, at_least_1, parse_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Launch the processes; returns the exit status."""
     args, words = parser().parse_known_args(argv)
     words = [*words, "--actors", str(args.actors)]
+    if args.backend == "slurm":
+        parsed = parse_run(words)
+        return run.exit_status(lambda: _submit(args, parsed, words))
+    if args.backend == "local":
+        return run.main(words, program="python -m loxodon.tools.launch")
     try:
-        if args.backend == "slurm":
-            return _submit(args, words)
-        if args.backend == "ray":
-            import_extra("ray", "loxodon[ray]")
-            resources = {"num_cpus": args.ray_cpus, "num_gpus": args.ray_gpus}
-            pool = functools.partial(ray_pool, address=args.ray_address, **resources)
-            address = shlex.quote(args.ray_address)
-            program = f"python -m loxodon.tools.launch --backend ray --ray-address {address}"
-            return run.main(words, pool=pool, program=program)
+        import_extra("ray", "loxodon[ray]")
     except ImportError as error:
-        sys.stderr.write(f"error: {error}\n")
+        run.say(f"error: {error}", error=True)
         return CONFIG_ERROR
-    return run.main(words, program="python -m loxodon.tools.launch")
+    resources = {"num_cpus": args.ray_cpus, "num_gpus": args.ray_gpus}
+    pool = functools.partial(ray_pool, address=args.ray_address, **resources)
+    address = shlex.quote(args.ray_address)
+    program = f"python -m loxodon.tools.launch --backend ray --ray-address {address}"
+    return run.main(words, pool=pool, program=program)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Make the parser of this command's own options; others are passed to the run."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="python -m loxodon.tools.launch",
         description="Start a learner and its actors. All other arguments are those of examples/run.py.",
-        allow_abbrev=False,
     )
     add = made.add_argument
     add("--backend", choices=("local", "slurm", "ray"), default="local", help="where the processes run")
-    add("--actors", type=int, required=True, metavar="N", help="number of actor processes")
+    add("--actors", type=at_least_1, required=True, metavar="N", help="number of actor processes")
     add("--slurm-partition", metavar="NAME", help="partition (default: the cluster's)")
     limit = "time limit per job, after which it is queued again"
-    add("--slurm-minutes", type=int, default=24 * 60, metavar="N", help=limit)
+    add("--slurm-minutes", type=at_least_1, default=24 * 60, metavar="N", help=limit)
     add("--slurm-learner-gpus", type=int, default=1, metavar="N")
     add("--slurm-actor-gpus", type=int, default=0, metavar="N")
-    add("--slurm-learner-cpus", type=int, default=8, metavar="N")
-    add("--slurm-actor-cpus", type=int, default=1, metavar="N")
+    add("--slurm-learner-cpus", type=at_least_1, default=8, metavar="N")
+    add("--slurm-actor-cpus", type=at_least_1, default=1, metavar="N")
     repeatable = "option for Slurm, e.g. slurm_account=lab; repeatable"
     add("--slurm-set", action="append", default=[], type=_pair, metavar="NAME=VALUE", help=repeatable)
     add(
@@ -88,14 +88,10 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _submit(args: argparse.Namespace, words: list[str]) -> int:
-    """Submit the jobs, and print how to watch and end them."""
-    parsed = parse_run(words)
-    try:
-        config = load_config(parsed.configs, run.overrides(parsed))
-    except ConfigError as error:
-        sys.stderr.write(f"config error: {error}\n")
-        return CONFIG_ERROR
+@explained()
+def _submit(args: argparse.Namespace, parsed: argparse.Namespace, words: list[str]) -> int:
+    """Submit the jobs, and print how to watch and end them; `parsed` are the options of a run in `words`."""
+    config = load_config(parsed.configs, run.overrides(parsed))
     gin.bind_parameter("Experiment.mixed_precision", "no")  # this machine may lack a GPU; the job decides
     exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built yet
     exp.keep_pace_of_preset(is_chosen=config.is_set_by_user("Experiment.replay_ratio"))

@@ -41,6 +41,8 @@ _EPISODES = {
     "success": "share of episodes that succeeded, if the environment reports it",
     "return_attempt_<i>": "mean return of attempt i of a trial, counted from 0 (`KShotWrapper`)",
     "success_attempt_<i>": "share of trials whose attempt i succeeded",
+    "reward/<name>": "mean of the steps' term `<name>` of the reward, which environments report as "
+    "`info['metric/reward/<name>']`",
     "<metric>": "mean of the values that environments report as `info['metric/<metric>']` when an episode "
     "ends",
     "metric/<metric>": "the same, if another figure of this list has the name `<metric>`: "
@@ -58,7 +60,8 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "val": (
         "Episodes of an evaluation (`Experiment.val_interval`): all that began within "
-        "`Experiment.val_timesteps_per_epoch` steps of their environment, each played to its end.",
+        "`Experiment.val_timesteps_per_epoch` steps of their environment, each played to its end. "
+        "`test/` has the same figures of `FinalTest`.",
         _EPISODES,
     ),
     "train": (
@@ -143,13 +146,13 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
             "updates_share": "share of the planned updates that were made; below 1 after early stopping",
             "skipped_updates": "updates skipped because their gradient was not finite",
             "normalized_reward": "mean reward after reward normalisation",
-            "scale": "factor of the learning rate (adaptation by KL divergence)",
         },
     ),
     "pretrain": (
         "Imitation before training (`Pretraining`); `pretrain-update` is a single update of it.",
         {
             **_LOSSES,
+            "loss": "the minimised loss: `actor_loss` plus `Pretraining.value_coef` times `critic_loss`",
             **_GRADIENTS,
             "first_loss": "loss of the first update",
             "log_prob": "mean log-probability of the demonstrated actions",
@@ -201,14 +204,18 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 
+SAME_FIGURES = {"pretrain-update": "pretrain", "test": "val"}
+"""Groups without a table of their own, and the group whose figures they have."""
+
+
 def describe(name: str) -> str | None:
     """The meaning of a logged metric, e.g. "train-update/q/0.9"; None for an unknown one."""
     group, _, figure = name.partition("/")
-    group = "pretrain" if group == "pretrain-update" else group
-    _, known = METRICS.get(group, ("", {}))
+    _, known = METRICS.get(SAME_FIGURES.get(group, group), ("", {}))
     # Names without placeholders first.
     for pattern in sorted(known, key=lambda one: ("<" in one, one.startswith("<"))):
-        if re.fullmatch(re.sub(r"<[a-z]+>", "[^/]+", pattern), figure):
+        # Some figures have a `/` in their own name, such as reward/<name>.
+        if re.fullmatch(re.sub(r"<[a-z]+>", "[^/]+", pattern.replace("<figure>", ".+")), figure):
             return known[pattern]
     return None
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from ..experiment.fleet.launchers import connect_ray
 from ..experiment.fleet.supervisor import GRACE_S, PARENT
 from ..experiment.process.signals import StopRequest
+from .arguments import Parser
 from .run import exit_status
 
 _POLL_S = 0.25
@@ -51,7 +52,7 @@ class RemoteCommand:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in the arguments; returns its exit status, or 128 + n if signal n ended it."""
-    parser = argparse.ArgumentParser(prog="python -m loxodon.tools.on_ray", description=__doc__)
+    parser = Parser(prog="python -m loxodon.tools.on_ray", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "--address", default="auto", help="address of the cluster (auto: the one on this machine)"

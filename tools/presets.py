@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import re
@@ -22,13 +21,14 @@ from ..gin_configs.presets import (
     runnable_names,
     text_of,
 )
+from .arguments import Parser
 
 _NARROWEST = 40  # minimum number of columns for wrapped text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """List the presets, or print one; returns the exit status, 2 for an unknown name."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="loxodon presets", description="List the presets that can be run, with their measured results."
     )
     parser.add_argument(

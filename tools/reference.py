@@ -15,8 +15,6 @@ from typing import Any
 
 import gin
 
-from .. import agents, data, envs, nets
-from ..experiment import Experiment
 from ..experiment.config.registry import MISSING, Configurable, all_known
 
 _FOLDERS = {
@@ -27,7 +25,6 @@ _FOLDERS = {
     "data": "Datasets and relabelling",
 }
 _OF_CODE = ("Attributes:", "Raises:", "Returns:", "Source:", "Shapes:")  # sections that describe no settings
-_PARTS = (Experiment, agents, data, envs, nets)  # importing these registers their configurables with gin
 
 
 def documented() -> dict[str, list[Configurable]]:

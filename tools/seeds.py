@@ -68,7 +68,7 @@ def run_jobs(jobs: Iterator[Job], num_parallel: int, on_end: Callable[[Job, int]
     """Run the jobs, `num_parallel` at a time. SIGINT or SIGTERM ends all of them, and no further job starts.
 
     on_end: called with every ended job and its exit status, which is negative for a signal.
-    Returns: whether all jobs were started and none was terminated.
+    Returns: False if a signal ended jobs or kept some from starting; jobs ended by should_end() do not count.
     Raises: KeyboardInterrupt for a second SIGINT, which kills the jobs.
     """
     running: list[Job] = []

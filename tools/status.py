@@ -14,12 +14,11 @@ from rich import filesize
 
 from ..data.errors import visible
 from ..experiment.checkpoint.store import CheckpointManager
-from ..experiment.fleet.heartbeat import env_steps_of, newest_learner, read_heartbeats
+from ..experiment.fleet.heartbeat import RUN_FOLDERS, env_steps_of, newest_learner, read_heartbeats
 from .arguments import parse_status
 from .data.find import FoundFile, age_text, find_files
 
 NO_RUN, NOBODY = 2, 3  # exit statuses; 0 means that the run has finished or a process works on it
-_FOLDERS = ("ckpts", "status", "buffer", "logs")
 _COLUMNS = (
     *("role", "host", "pid", "state", "since", "epoch"),
     *("steps", "steps/s", "updates/s", "policy", "behind"),
@@ -55,10 +54,10 @@ def overview(run_dir: Path) -> dict[str, Any]:
         except for live actors); "buffer", see _buffer_facts; "checkpoint_epochs".
     Raises: FileNotFoundError if the folder is missing or does not hold a run.
     """
-    if not any((run_dir / name).is_dir() for name in _FOLDERS):
+    if not any((run_dir / name).is_dir() for name in RUN_FOLDERS):
         what = "holds no run" if run_dir.is_dir() else "does not exist"
         raise FileNotFoundError(
-            f"{run_dir} {what}: a run's folder has {', '.join(f'{name}/' for name in _FOLDERS)}. "
+            f"{run_dir} {what}: a run's folder has {', '.join(f'{name}/' for name in RUN_FOLDERS)}. "
             "Fix: give <ckpt_base_dir>/<run_name>."
         )
     beats = read_heartbeats(run_dir)

@@ -106,7 +106,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
             result[-1]["_ignore"] = ignored
         return result
 
-    def begin_episodes(self, rows: np.ndarray) -> None:
+    def begin_episodes(self, rows: np.ndarray) -> Metrics:
         """See the base class. Row-by-row resets work only if the environment does not reset rows itself."""
         if self._mode is not AutoresetMode.DISABLED:
             raise NotImplementedError(
@@ -115,10 +115,11 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
                 "'async', or an environment with metadata['autoreset_mode'] = AutoresetMode.DISABLED."
             )
         try:
-            self._reset_rows(rows)
+            metrics = self._reset_rows(rows)
             self._check(self._obs_checks)
         except WrongValueError as error:
             raise self._located(error) from None
+        return metrics
 
     def render(self) -> Any:
         """Return the result of the environment's own `render`."""

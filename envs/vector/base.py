@@ -28,68 +28,11 @@ def _widened(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     return low - _SLACK * np.maximum(1.0, np.abs(low)), high + _SLACK * np.maximum(1.0, np.abs(high))
 
 
-class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
-    """N environments that are stepped together; an environment that ends is reset within the same step.
+class EnvQueries:
+    """Access to attributes, methods and states of N environments; a subclass defines `_query`."""
 
-    step(actions (N,) or (N, K) int, or (N, A) float) returns obs dict of [N, ...], rewards (N,) float32,
-    terminated (N,) bool, truncated (N,) bool, infos. If an episode ended, its row of `obs` is already the
-    first observation of the next episode (but see `_ignore`) and
-
-    - infos["final_obs"]: dict of [N, ...], the episode's true last observation, valid where
-      infos["_final_obs"] ((N,) bool) is True. Both are absent when no episode ended.
-    - infos["metrics"]: list of (env index, name, value); absent when empty. All of them count.
-    - infos["_ignore"]: (N,) bool, True in rows that took no env step; absent when False in every row. Only
-      environments with their own batch axis that reset a finished row during the *next* step (NEXT_STEP
-      autoreset) return it. There, `obs` of an ended row is the final observation. The following call ignores
-      the row's action and marks the row in `_ignore`. It returns the first observation of the new episode in
-      `obs`, with reward 0 and both flags False. Code that steps the environments must handle it:
-
-      - Skip the timestep: such a row is neither stored nor counted (no transition, no env step, no reward or
-        length in the statistics: `ReturnHistory.add_step` takes the mask).
-      - Start anew: afterwards the row is treated exactly like one that ended in this call, from `obs` (new
-        trajectory, zero reward and previous action, time index 0, hidden state reset, name read again).
-        Doing so in the step before as well is harmless, since nothing was stored in between. With
-        `fresh = ended | ignore` instead of `ended`, one code path covers both.
-
-    The arrays in `obs` and `final_obs` are reused by the next call, so copy values that you keep. `env_names`
-    lists the current names; a change makes a new list, so a list fetched earlier never changes.
-
-    `env_observation_space` and `env_action_space` are the spaces of the first environment, before its
-    observations are flattened and its actions scaled.
-    """
-
-    def __init__(
-        self, obs_space: spaces.Dict, action_space: spaces.Space[Any], num_envs: int, memory: Any = None
-    ) -> None:
-        """Prepare the buffers, in `memory` of `StepBuffers.num_bytes` bytes; None takes new memory."""
-        self.num_envs = num_envs
-        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
-        self.single_observation_space, self.single_action_space = obs_space, action_space
-        self.observation_space = batch_space(obs_space, self.num_envs)
-        self.action_space = batch_space(action_space, self.num_envs)
-        if memory is None:
-            memory = bytearray(StepBuffers.num_bytes(obs_space, action_space, num_envs))
-        self.buffers = StepBuffers.carve(memory, obs_space, action_space, num_envs)
-        self.env_observation_space: spaces.Space[Any] = obs_space
-        self.env_action_space: spaces.Space[Any] = action_space
-        self.env_names: list[str] = []
-        boxes = {key: space for key, space in obs_space.spaces.items() if isinstance(space, spaces.Box)}
-        # Keys are removed once a value is outside.
-        self._obs_bounds = {key: _widened(space) for key, space in boxes.items()}
-        self._steps_to_check = _STEPS_TO_CHECK
-
-    def seeds_of(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
-        """Return one seed per environment: seed + i, the given seeds, or None for all."""
-        if seed is None:
-            return [None] * self.num_envs
-        if isinstance(seed, (int, np.integer)):
-            return [int(seed) + i for i in range(self.num_envs)]
-        if len(seed) != self.num_envs:
-            raise ValueError(
-                f"reset got {len(seed)} seeds for {self.num_envs} environments. Fix: pass one int, or one "
-                "per environment."
-            )
-        return list(seed)
+    num_envs: int
+    env_names: list[str]
 
     # ---- attributes and methods of the environments themselves ----
 
@@ -144,23 +87,6 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self._check_rows(values, "values")
         self._query("set_attr", [(name, value) for value in values])
 
-    def begin_episodes(self, rows: np.ndarray) -> None:
-        """Reset the environments of some rows, after a step that did not end their episodes.
-
-        Their observations move from `buffers.obs` to `buffers.final_obs`, and `buffers.obs` receives the
-        first observations of the new episodes. rows: (N,) bool.
-
-        Raises: NotImplementedError for a user's vector environment that cannot do this.
-        """
-        buffers, names = self.buffers, list(self.env_names)
-        answers = self._query("begin_episode", [(bool(row),) for row in rows])
-        for row in np.flatnonzero(rows).tolist():
-            names[row] = answers[row]["env_name"]
-            for key, value in answers[row]["obs"].items():
-                buffers.final_obs[key][row] = buffers.obs[key][row]
-                buffers.obs[key][row] = value[0]
-        self.env_names = names
-
     # ---- their states, see env_state.py ----
 
     def state_problem(self) -> str | None:
@@ -180,7 +106,7 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self.env_names = list(self._query("set_state", [(state,) for state in states]))
 
     def _query(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-        """Query every environment; `what` is a key of `ATTRIBUTE_QUERIES`; each has its argument tuple."""
+        """Query every environment; see `EnvGroup.query`; each has its tuple of arguments."""
         raise NotImplementedError
 
     def _check_rows(self, rows: Sequence[Any], what: str) -> None:
@@ -189,6 +115,87 @@ class SequenceVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
                 f"There are {len(rows)} {what} for {self.num_envs} environments. "
                 "Fix: give one per environment."
             )
+
+
+class SequenceVectorEnv(EnvQueries, gym.vector.VectorEnv[Any, Any, Any]):
+    """N environments that are stepped together; an environment that ends is reset within the same step.
+
+    step(actions (N,) or (N, K) int, or (N, A) float) returns obs dict of [N, ...], rewards (N,) float32,
+    terminated (N,) bool, truncated (N,) bool, infos. If an episode ended, its row of `obs` is already the
+    first observation of the next episode (but see `_ignore`) and
+
+    - infos["final_obs"]: dict of [N, ...], the episode's true last observation, valid where
+      infos["_final_obs"] ((N,) bool) is True. Both are absent when no episode ended.
+    - infos["metrics"]: list of (env index, name, value); absent when empty. All of them count.
+    - infos["_ignore"]: (N,) bool, True in rows that took no env step; absent when False in every row. Only
+      environments with their own batch axis that reset a finished row during the *next* step (NEXT_STEP
+      autoreset) return it. There, `obs` of an ended row is the final observation. The following call ignores
+      the row's action and marks the row in `_ignore`. It returns the first observation of the new episode in
+      `obs`, with reward 0 and both flags False. Code that steps the environments must handle it:
+
+      - Skip the timestep: such a row is neither stored nor counted (no transition, no env step, no reward or
+        length in the statistics: `ReturnHistory.add_step` takes the mask).
+      - Start anew: afterwards the row is treated exactly like one that ended in this call, from `obs` (new
+        trajectory, zero reward and previous action, time index 0, hidden state reset, name read again).
+        Doing so in the step before as well is harmless, since nothing was stored in between. With
+        `fresh = ended | ignore` instead of `ended`, one code path covers both.
+
+    The arrays in `obs` and `final_obs` are reused by the next call, so copy values that you keep. `env_names`
+    lists the current names; a change makes a new list, so a list fetched earlier never changes.
+
+    `env_observation_space` and `env_action_space` are the spaces of the first environment, before its
+    observations are flattened and its actions scaled.
+    """
+
+    def __init__(
+        self, obs_space: spaces.Dict, action_space: spaces.Space[Any], num_envs: int, memory: Any = None
+    ) -> None:
+        """Prepare the buffers, in `memory` of `StepBuffers.num_bytes` bytes; None takes new memory."""
+        self.num_envs = num_envs
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.single_observation_space, self.single_action_space = obs_space, action_space
+        self.observation_space = batch_space(obs_space, self.num_envs)
+        self.action_space = batch_space(action_space, self.num_envs)
+        if memory is None:
+            memory = bytearray(StepBuffers.num_bytes(obs_space, action_space, num_envs))
+        self.buffers = StepBuffers.carve(memory, obs_space, action_space, num_envs)
+        self.env_observation_space: spaces.Space[Any] = obs_space
+        self.env_action_space: spaces.Space[Any] = action_space
+        self.env_names = []
+        boxes = {key: space for key, space in obs_space.spaces.items() if isinstance(space, spaces.Box)}
+        # Keys are removed once a value is outside.
+        self._obs_bounds = {key: _widened(space) for key, space in boxes.items()}
+        self._steps_to_check = _STEPS_TO_CHECK
+
+    def seeds_of(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
+        """Return one seed per environment: seed + i, the given seeds, or None for all."""
+        if seed is None:
+            return [None] * self.num_envs
+        if isinstance(seed, (int, np.integer)):
+            return [int(seed) + i for i in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise ValueError(
+                f"reset got {len(seed)} seeds for {self.num_envs} environments. Fix: pass one int, or one "
+                "per environment."
+            )
+        return list(seed)
+
+    def begin_episodes(self, rows: np.ndarray) -> Metrics:
+        """Reset the environments of some rows, after a step that did not end their episodes.
+
+        Their observations move from `buffers.obs` to `buffers.final_obs`, and `buffers.obs` receives the
+        first observations of the new episodes. rows: (N,) bool.
+
+        Returns: the special metrics of the resets.
+        Raises: NotImplementedError for a user's vector environment that cannot do this.
+        """
+        names, metrics = list(self.env_names), Metrics()
+        answers = self._query("replace_episode", [(bool(row),) for row in rows])
+        for row in np.flatnonzero(rows).tolist():
+            names[row], found = answers[row]
+            metrics += [(row, name, value) for _, name, value in found]
+        self.env_names = names
+        return metrics
 
     def infos(self, has_ended: bool, metrics: Metrics) -> dict[str, Any]:
         """Make the infos dict of one call; its observations are in the buffers."""

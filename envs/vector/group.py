@@ -224,13 +224,37 @@ class EnvGroup:
             metrics[:] = merged(metrics, of_reset)
         return raw
 
+    def _replace_episode(self, row: int, begins: bool) -> tuple[str, Metrics] | None:
+        """Reset one environment in mid-episode if `begins` is True; its observation moves to `final_obs`.
+
+        Returns: its name and the metrics of the reset; None if `begins` is False.
+        """
+        if not begins:
+            return None
+        metrics: Metrics = []
+        for final, column in zip(self._final_columns, self._obs_columns, strict=True):
+            final[row] = column[row]
+        try:
+            self._writes[row](self._begin_episode(row, metrics), self._obs_columns, row)
+        except BaseException as error:
+            self._explain(error, row, "reset")
+            raise
+        self._check(self._obs_checks, [row])
+        return self.envs[row].env_name, metrics
+
     def query(self, what: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Query each environment; `what` is a key of `_QUERIES`; each has its tuple of arguments."""
+        """Query each environment, which has its own tuple of arguments.
+
+        what: "replace_episode" or a key of `_QUERIES`.
+        """
         answers = []
         for row, (env, argument) in enumerate(zip(self.envs, arguments, strict=True)):
             self.failed_row = row
-            answers.append(_QUERIES[what](env, *argument))
-        if what in ("set_state", "begin_episode"):
+            if what == "replace_episode":
+                answers.append(self._replace_episode(row, *argument))
+            else:
+                answers.append(_QUERIES[what](env, *argument))
+        if what in ("set_state", "replace_episode"):
             self._refresh_names(range(len(self.envs)))
         self._steps = self._step_methods()  # the query may have added a wrapper
         return answers

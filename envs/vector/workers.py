@@ -27,7 +27,7 @@ from ..errors import EnvError, close_all
 from ..gin_values import ship
 from ..returned import Metrics
 from ..spec import EnvSpec, build_all, registered
-from .base import SequenceVectorEnv, StepResult
+from .base import EnvQueries, SequenceVectorEnv, StepResult
 from .group import StepBuffers
 from .worker_main import CLOSE, STEP, Recipes, WorkerFailure, WorkerJob, run_worker
 
@@ -250,7 +250,7 @@ def _close_all() -> None:
             envs.close()
 
 
-class EnvHalves(SequenceVectorEnv):
+class EnvHalves(EnvQueries):
     """All environments of several vector environments, which are stepped in turns, not through this class.
 
     It answers for all of them (`call`, `get_attr`, `set_attr`, `call_if_defined` ...) and closes them.
@@ -271,7 +271,7 @@ class EnvHalves(SequenceVectorEnv):
             answers += envs._query(what, arguments[start : start + envs.num_envs])
         return answers
 
-    def close_extras(self, **_: Any) -> None:
+    def close(self) -> None:
         """End all workers."""
         for envs in reversed(self.halves):  # newer workers hold ends of the older workers' pipes
             envs.close()

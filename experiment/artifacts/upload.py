@@ -153,7 +153,7 @@ class Uploads:
             except Exception as error:  # an error of a store must not end the training; it is reported
                 self._warn(what, error)
             else:
-                self._warned.clear()
+                self._warned -= {kind for kind in tuple(self._warned) if kind[1] == what}
                 shutil.rmtree(parcel, ignore_errors=True)
             self._active = None
 

@@ -17,6 +17,7 @@ import torch
 from ...agents import BaseAgent, RolloutHooks
 from ...data.sink import Arrays, Sink
 from ...envs import ActionCode, ExplorationWrapper, Histories
+from ...envs.returned import merged
 from ..process.transfer import to_device, to_host
 
 logger = logging.getLogger("loxodon")
@@ -181,6 +182,7 @@ class Collector:
         shape_rewards: function from (N,) float32 to (N,) float32, the rewards that the sinks get. It must
             not change its input. Sinks then get the original rewards as extras["raw_rewards"] (N, 1).
         timer: measures the time of acting, of the envs and of the sinks.
+        is_training: True lets the agent's hooks end episodes and combine rewards.
         save_env_state: False leaves the rollout out of `state_dict`, True requires it, and None includes it
             if the environments and the agent's memory can be stored.
 
@@ -200,12 +202,13 @@ class Collector:
         on_env_steps: Callable[[int], None] | None = None,
         shape_rewards: Callable[[np.ndarray], np.ndarray] | None = None,
         timer: StageTimer | None = None,
+        is_training: bool = True,
         save_env_state: bool | None = None,
     ) -> None:
         self.groups, self.agent, self.device, self.sample = list(groups), agent, device, sample
         self.should_stop, self.cast, self.on_env_steps = should_stop, cast, on_env_steps
         self.shape_rewards, self.timer = shape_rewards, timer or StageTimer()
-        self.save_env_state = save_env_state
+        self.is_training, self.save_env_state = is_training, save_env_state
         self.num_envs, self.share_done = sum(group.num_envs for group in self.groups), 0.0
         self.histories = histories or Histories.create(self.num_envs)
         for group in self.groups:
@@ -399,15 +402,14 @@ class Collector:
     def _finish(self, group: RolloutGroup, quota: Quota | None) -> int:
         """Wait for the step and process its results; returns the env steps taken.
 
-        quota: the episodes of an evaluation; None in training, where the agent's hooks change flags and
-            rewards.
+        quota: the episodes that count; None counts all.
         """
         state = group.state
         assert state is not None
         assert state.actions is not None
         actions, start_s = state.actions, time.perf_counter()
         obs, rewards, terminated, truncated, infos = self._step(group, actions)
-        if self.hooks.ends_episodes and quota is None:
+        if self.hooks.ends_episodes and self.is_training:
             terminated, truncated = self._end_episodes(group, obs, rewards, terminated, truncated, infos)
         env_s = self.timer.lap("env", start_s)
         ended, ignored = terminated | truncated, infos.get("_ignore")
@@ -425,7 +427,7 @@ class Collector:
                     final = self._with_info(following, before, np.zeros_like(ended))
                     following = _true_next_obs(full, {"final_obs": final}, ended)
             stored, extras = rewards, state.extras
-            if combines := self.hooks.combines_rewards and quota is None:
+            if combines := self.hooks.combines_rewards and self.is_training:
                 stored = self.hooks.combined(self.agent, rewards, infos.get("metrics", ()))
             if self.shape_rewards is not None:
                 stored = self.shape_rewards(stored)
@@ -478,7 +480,9 @@ class Collector:
             more &= ~over
         if more.any():
             with self._plain_torch():
-                group.envs.begin_episodes(more)
+                metrics = merged(infos.get("metrics", []), group.envs.begin_episodes(more))
+            if metrics:
+                infos["metrics"] = metrics
             infos["final_obs"], infos["_final_obs"] = group.envs.buffers.final_obs, ended | more
         kept = ended | more
         return flags[0] & kept, flags[1] & kept
@@ -756,7 +760,6 @@ def _true_next_obs(obs: Arrays, infos: dict[str, Any], ended: np.ndarray) -> Arr
     final = infos["final_obs"]
     following = {}
     for key, value in obs.items():
-        merged = value.copy()
-        merged[ended] = final[key][ended]
-        following[key] = merged
+        following[key] = value.copy()
+        following[key][ended] = final[key][ended]
     return following

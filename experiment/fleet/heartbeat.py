@@ -36,6 +36,8 @@ STATES = ("starting", "collecting", "learning", "evaluating", "waiting", "stoppe
 ENDED_STATES = ("stopped", "failed", "finished")
 ROLES = ("both", "learner", "actor")
 STATUS_FOLDER = "status"
+RUN_FOLDERS = ("ckpts", "logs", STATUS_FOLDER)
+"""The folder of a run has at least one of these."""
 PACE_FILE = "pace.json"
 PERIOD_S = 0.4  # time between two heartbeats
 STALE_S = 30.0  # a process of another machine that has been silent for longer counts as dead

@@ -145,7 +145,7 @@ class OffPolicyTrainer(Trainer):
             if stops.after_update():
                 break
         if num_updates:
-            means = {name: float(total) / max(num_counted, 1) for name, total in sums.items()}
+            means = {name: float(total) / num_counted for name, total in sums.items()} if num_counted else {}
             skips = self.learner.skipped_updates - skipped_before
             figures = self._policy_lag(versions) | self.pace.figures()
             self._report(means, figures, num_updates, skips, time.perf_counter() - start_s)

@@ -145,7 +145,7 @@ class Pretraining(Callback):
                     f"The loss of pre-training is {figures['loss']}. Fix: lower Pretraining.learning_rate, "
                     "or look for NaN in the data with loxodon data check."
                 )
-        except FloatingPointError:
+        except BaseException:  # the checkpoint that follows has the weights from which a resume begins
             run.policy.load_state_dict(before)
             raise
         finally:

@@ -92,6 +92,7 @@ def rounding(
 
     Sums of a network may differ in the last digits of the largest of its outputs, here the parameters of the
     policy. A log-prob then changes by its derivative times that difference, plus its own rounding error.
+    Parameters with the derivative 0, such as the logits of masked actions, do not count.
 
     actions: (T * N, A). mask: (T, N) bool, steps that count. dtype: precision of the network.
     """
@@ -102,7 +103,8 @@ def rounding(
         (slopes,) = torch.autograd.grad(log_probs.sum(), params)
     if not len(params):
         return 0.0
-    moved = torch.finfo(dtype).eps * slopes.abs().sum(-1).max() * params.detach().abs().max()
+    largest = params.detach().abs().where(slopes != 0, 0.0).max()
+    moved = torch.finfo(dtype).eps * slopes.abs().sum(-1).max() * largest
     own = torch.finfo(log_probs.dtype).eps * log_probs.detach().abs().max()
     return _NUM_ULPS * float(moved + own)
 

@@ -41,7 +41,7 @@ def test_until_is_checked(schedule: type[LinearSchedule]) -> None:
         schedule(1.0, 0.0, until=0.0)
 
 
-@pytest.mark.parametrize("wrong", [float("nan"), "0.1", True, lambda progress: None])
+@pytest.mark.parametrize("wrong", [float("nan"), "0.1", True, lambda progress: None, LinearSchedule])
 def test_settings_that_are_not_numbers_are_refused(wrong: float) -> None:
     with pytest.raises(ValueError, match=r"must give a finite number.*Fix"):
         value_at(wrong, 0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import gin
 import gymnasium as gym
@@ -140,6 +142,12 @@ def test_gin_bindings_of_disk_datasets_do_not_apply(configured: Configured, numb
     gin.parse_config("RLDataset.sampler = @PrioritySampler()")
     assert type(configured(numbered).sampler) is PrioritySampler
     gin.clear_config()
+
+
+def test_every_argument_of_disk_datasets_is_passed() -> None:
+    with mock.patch.object(DiskTrajDataset, "__init__", autospec=True) as parent:
+        MinariDataset("a/b-v0")
+    assert {"self", *parent.call_args.kwargs} == {*inspect.signature(DiskTrajDataset.__init__).parameters}
 
 
 def test_episodes_are_converted_once(

@@ -116,6 +116,9 @@ def test_two_halves_act_as_one_environment(opened: Any) -> None:
     assert halves.call("level_times", 2, plus=1) == (11, 11, 11)
     with pytest.raises(ValueError, match=r"4 values for 3 environments"):
         halves.set_attr("level", [1, 2, 3, 4])
+    assert not hasattr(halves, "step")  # each half steps by itself
+    halves.close()
+    assert all(half.closed for half in halves.halves)
 
 
 class OwnBatch(gym.vector.SyncVectorEnv):
@@ -179,6 +182,44 @@ def test_every_environment_has_a_settable_length_of_episodes(opened: Any, kind: 
     assert lengths_of_episodes(env, 9) == [4, 5]  # the running episode counts from its own reset
     env.set_attr("max_episode_length", None)
     assert lengths_of_episodes(env, 50) == []
+
+
+class SpoiltReset(Endless):
+    """Reports its number of resets, and observes `later` in every reset but the first."""
+
+    def __init__(self, later: Any) -> None:
+        self.later, self.num_resets = later, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset()
+        self.num_resets += 1
+        return [0.0] if self.num_resets == 1 else self.later, {"metric/num_resets": self.num_resets}
+
+
+def begin_second_episode(opened: Any, kind: str, later: Any) -> Any:
+    made = gym.vector.SyncVectorEnv(
+        [lambda: SpoiltReset(later)] * 2, autoreset_mode=gym.vector.AutoresetMode.DISABLED
+    )
+    is_vector = kind == "already_vectorized"
+    env = (
+        make_vector_env([EnvSpec(lambda: made)], kind)
+        if is_vector
+        else opened(kind, [EnvSpec(SpoiltReset, {"later": later})] * 2, num_workers=2)
+    )
+    env.reset(seed=0)
+    env.step(np.zeros(2, np.int64))
+    return env, env.begin_episodes(np.array([False, True]))
+
+
+@pytest.mark.parametrize("kind", ["sync", "fork", "already_vectorized"])
+def test_an_episode_that_begins_early_is_checked_like_any_other(opened: Any, kind: str) -> None:
+    env, metrics = begin_second_episode(opened, kind, [5.0])
+    assert metrics == [(1, "num_resets", 2.0)]
+    assert env.buffers.obs["observation"].tolist() == [[1.0], [5.0]]
+    assert env.buffers.final_obs["observation"][1].tolist() == [1.0]
+    words = r"The environment \S+ returned NaN .*environment 1, step 1 since.*Fix"
+    with pytest.raises(EnvError if kind == "fork" else ValueError, match=words):
+        begin_second_episode(opened, kind, [np.nan])
 
 
 def test_an_environments_own_length_takes_precedence() -> None:

@@ -160,6 +160,22 @@ def test_each_kind_of_error_gives_one_warning_and_uploads_are_retried(
     assert [(name, i) for name, _, i, _ in store.stored] == [("run/state", 1), ("run/policy", 2)]
 
 
+def test_a_success_does_not_repeat_the_warning_about_another_artifact(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class PolicyStore(SlowStore):
+        def put(self, name: str, files: Path, **how: Any) -> str | None:
+            if name == "run/state":
+                raise OSError("too large")
+            return super().put(name, files, **how)
+
+    sender = Sender(tmp_path, PolicyStore())
+    for policy in (False, True, False):
+        sender.send(1, policy=policy)
+        sender.uploads.close()
+    assert sum("too large" in r.getMessage() for r in caplog.records) == 1
+
+
 def test_uploads_left_by_a_killed_or_hurried_process_are_stored_and_partial_ones_removed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from loxodon.agents import LinearSchedule
 from loxodon.data import DiskTrajDataset, DoNothingDataset, load_trajectory
 from loxodon.envs import EnvSpec, EpsilonGreedy
 from loxodon.envs.vector import workers
@@ -456,6 +457,19 @@ def test_schedules_do_not_depend_on_the_limit_of_env_steps(tmp_path: Path) -> No
     assert short.epoch == 2
     of_both = [[one for one in metrics(exp.run_dir) if "train/loss" in one] for exp in (short, long)]
     assert of_both[0] == of_both[1][:2]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        (LinearSchedule(1.0, -1.0), r"lr_schedule .* gives -0\.5 at training progress 0\.750.*Fix"),
+        (lambda share: math.nan, r"gives nan .*must give a finite number.*Fix"),
+    ],
+)
+def test_schedules_of_the_learning_rate_are_checked(tmp_path: Path, schedule: Any, words: str) -> None:
+    exp = make_experiment(tmp_path, epochs=4, val_interval=None, lr_schedule=schedule)
+    with pytest.raises(ValueError, match=words):
+        run(exp)
 
 
 def test_a_learner_counts_the_env_steps_of_its_actors(tmp_path: Path) -> None:

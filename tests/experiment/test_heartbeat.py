@@ -292,7 +292,7 @@ def test_env_steps_of_actors_whose_files_are_gone_still_count(tmp_path: Path) ->
 def test_a_folder_without_a_run_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, words: str
 ) -> None:
-    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "buffer").mkdir(parents=True)  # data without a run
     try:
         ended: Any = status.main([str(tmp_path / name)])
     except SystemExit as error:  # found while parsing the arguments

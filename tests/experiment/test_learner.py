@@ -534,7 +534,10 @@ def test_a_run_counts_skipped_updates_and_continues(tmp_path: Path, caplog: pyte
 def test_a_run_that_skips_all_updates_of_an_epoch_ends(tmp_path: Path) -> None:
     words = r"All 4 updates of epoch 0 were skipped .*Fix: run again.*'stop_at_once'"
     with pytest.raises(FloatingPointError, match=words):
-        run(make_experiment(tmp_path, **{"Learner.on_nan": "skip"}), spoil)
+        run(exp := make_experiment(tmp_path, **{"Learner.on_nan": "skip"}), spoil)
+    (record,) = (r for r in metrics(exp.run_dir) if "train/skipped_updates" in r)
+    assert record["train/skipped_updates"] == 4
+    assert "train/loss" not in record
 
 
 @pytest.mark.parametrize("hook", ["after_train", "on_epoch_end"])

@@ -8,6 +8,7 @@ import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -137,6 +138,17 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_weights(tmp_path: 
     bad._trajs[0].rews[:] = np.nan  # after the values were checked
     before = weights_of(exp)
     with pytest.raises(FloatingPointError, match=r"critic loss is nan.*batch's rews.*the weights are finite"):
+        exp.learn()
+    assert same(before, weights_of(exp))
+    exp.close()
+
+
+def test_any_error_keeps_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exp = make_ppo(tmp_path, callbacks=[stage(num_batches=2)])
+    exp.start()
+    before = weights_of(exp)
+    monkeypatch.setattr(exp.policy, "after_imitation", mock.Mock(side_effect=KeyError("mine")))
+    with pytest.raises(KeyError, match="mine"):
         exp.learn()
     assert same(before, weights_of(exp))
     exp.close()

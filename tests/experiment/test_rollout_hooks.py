@@ -19,6 +19,7 @@ from loxodon.data import load_trajectory
 from loxodon.envs import EnvSpec, make_vector_env
 from loxodon.experiment import Collector, load_policy
 from loxodon.experiment.collect import RolloutGroup
+from loxodon.experiment.evaluation import Evaluator
 from loxodon.nets import FFTrajEncoder, FFTstepEncoder
 
 from .fakes import CountingEnv, TinyAgent, make_experiment, metrics, run
@@ -41,9 +42,16 @@ class Impatient(TinyAgent):
         return terminated | (is_over & (episode % 2 == 0)), truncated | (is_over & (episode % 2 == 1))
 
 
+class Announcing(CountingEnv):
+    """Reports a metric when an episode begins."""
+
+    def reset(self, **given: Any) -> Any:
+        return super().reset(**given)[0], {"metric/begun": 1.0}
+
+
 def counting_vector(**kwargs: Any) -> gym.vector.VectorEnv[Any, Any, Any]:
     mode = gym.vector.AutoresetMode[kwargs.pop("mode")]
-    return gym.vector.SyncVectorEnv([partial(CountingEnv, LENGTH)] * 2, autoreset_mode=mode)
+    return gym.vector.SyncVectorEnv([partial(Announcing, LENGTH)] * 2, autoreset_mode=mode)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +60,7 @@ def counting_vector(**kwargs: Any) -> gym.vector.VectorEnv[Any, Any, Any]:
 )
 def test_an_agent_ends_episodes_and_their_environments_begin_new_ones(mode: str) -> None:
     recipe = EnvSpec(counting_vector, {"mode": "DISABLED"}) if mode == "already_vectorized" else None
-    specs = [recipe or EnvSpec(CountingEnv, {"length": LENGTH})] * (1 if recipe else 2)
+    specs = [recipe or EnvSpec(Announcing, {"length": LENGTH})] * (1 if recipe else 2)
     envs, sink = make_vector_env(specs, mode), RecordingSink()
     agent: Any = Impatient(envs.single_observation_space, envs.single_action_space, None, None, 8)
     collector = Collector([RolloutGroup(envs, sinks=[sink])], agent, torch.device("cpu"), True)
@@ -66,14 +74,18 @@ def test_an_agent_ends_episodes_and_their_environments_begin_new_ones(mode: str)
     assert firsts == [[[i, 0]] * 2 for i in range(4)]
     assert [step["time_idxs"][0, 0] for step in sink.added] == [1, 2] * 3
     assert lengths_of(collector) == [2] * 6
+    assert [*collector.histories.specials.values["begun"].values()] == [[1.0] * 6]
 
 
+@pytest.mark.parametrize("episodes", [None, 4])
 @pytest.mark.parametrize("stores", [False, True])
-def test_evaluations_play_episodes_to_their_natural_end(stores: bool) -> None:
-    sinks = {"sinks": [RecordingSink()]} if stores else {}
-    collector = make_collector([LENGTH, LENGTH], agent_type=Impatient, **sinks)
-    collector.collect(2 * LENGTH, episodes=4)
-    assert lengths_of(collector) == [LENGTH] * 4
+def test_evaluations_play_episodes_to_their_natural_end(stores: bool, episodes: int | None) -> None:
+    envs = make_vector_env([EnvSpec(CountingEnv, {"length": LENGTH})] * 2, "sync")
+    agent: Any = Impatient(envs.single_observation_space, envs.single_action_space, None, None, 8)
+    sinks = [RecordingSink()] if stores else []
+    evaluator = Evaluator(torch.device("cpu"), sample=True)
+    _, histories = evaluator.play(agent, envs, 2 * LENGTH, episodes=episodes, sinks=sinks)
+    assert [n for lengths in histories.returns.lengths.values() for n in lengths] == [LENGTH] * 4
 
 
 def test_an_environment_that_resets_itself_cannot_be_reset_for_an_agent() -> None:
@@ -252,10 +264,12 @@ def test_an_agent_combines_the_terms_of_rewards(tmp_path: Path) -> None:
     returns = [value for values in collector.histories.returns.returns.values() for value in values]
     assert sum(returns) == sum(step["raw_rewards"].sum() for step in sink.added)
     sink.added.clear()
-    collector.collect(4, episodes=2)  # an evaluation
+    collector.is_training = False
+    collector.collect(4)
     assert [step["rewards"].tolist() for step in sink.added] == [
         (step["raw_rewards"][:, 0] / 2).tolist() for step in sink.added
     ]
+    collector.is_training = True
     agent.combine_rewards = lambda rewards, terms: np.full(2, np.nan)
     with pytest.raises(ValueError, match=r"Frugal.combine_rewards returned .*one finite number.*Fix:"):
         collector.collect(1)

@@ -115,6 +115,15 @@ def test_an_agent_of_a_user_replaces_ours_and_is_compared_with_it(
 
 
 @pytest.mark.usefixtures("_in_a_folder")
+def test_an_agent_without_env_steps_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    own = ["--name", "mine", "Experiment.train_timesteps_per_epoch=0"]
+    assert main(["memory", "recall", "--seeds", "0", *own]) == 2
+    error = capsys.readouterr().err
+    assert "config error: Experiment.train_timesteps_per_epoch is 0" in error
+    assert "Fix: set it to a positive number" in error
+
+
+@pytest.mark.usefixtures("_in_a_folder")
 def test_runs_of_other_processes_are_left_to_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,6 +182,7 @@ def test_the_score_is_the_mean_of_the_last_fifth() -> None:
     run = run_of(0.0, 0.2, 0.4, 1.0, 0.5, 0.7, 0.7, 0.6, 0.8, 0.6)
     assert run.score == pytest.approx((0.6 + 0.8 + 0.6) / 3)  # from 800 of 1,000 env steps on
     assert run.retention(0.5) == pytest.approx((2 / 3 - 0.5) / (1.0 - 0.5))
+    assert run.retention(1.0) is None
     assert run_of(0.0, 0.2, 0.9, stopped_at=0.9).score == 0.9
 
 

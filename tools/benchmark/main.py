@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...data.lock import FolderLock, LockPurpose
 from ...experiment.checkpoint.store import CheckpointManager
-from ...experiment.config import explained, load_config
+from ...experiment.config import ConfigError, explained, load_config
 from ...experiment.experiment import Experiment
 from ...experiment.fleet.actors import library_program
 from ...experiment.output.plots import curves_if_readable
@@ -73,6 +73,11 @@ class Benchmark:
         load_config(configs, [(text, text) for text in (*settings, "Experiment.run_name='any'")])
         with explained():
             exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built
+        if not exp.train_timesteps_per_epoch:
+            raise ConfigError(
+                "Experiment.train_timesteps_per_epoch is 0, so the agent takes no env steps, but a benchmark "
+                "has a budget of them. Fix: set it to a positive number."
+            )
         budget = self.num_env_steps or task.num_env_steps
         epochs = -(-budget // (exp.parallel_actors * exp.train_timesteps_per_epoch))
         return configs, [*settings, f"Experiment.epochs={epochs}", "Experiment.stop_at_val_return=None"]

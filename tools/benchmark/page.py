@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ...experiment.output.plots import COLORS
 from ...experiment.process.files import atomic_write, write_text
 from ...experiment.process.versions import import_extra
 from ..report.estimates import iqm, mean, with_interval
@@ -77,7 +78,8 @@ class Row:
         tried = self._tried(target)
         medians = [f"{median(point[i] for point in points):,.0f}" for i in (ENV_STEPS, SECONDS)]
         whole = [run for run in tried if run.arrival(target) is not None and run.stopped_at is None]
-        kept = [run.retention(reference(self.name, "random") or 0.0) for run in whole]
+        random = reference(self.name, "random") or 0.0
+        kept = [share for run in whole if (share := run.retention(random)) is not None]
         reached = f"{target:g}: {len(points)} of {len(tried)}"
         return [reached, *medians, f"{np.mean(kept):.2f}" if kept else ""]
 
@@ -247,23 +249,19 @@ def write_page(suite_name: str, agents: Agents, path: Path) -> None:
     write(picture.name)
 
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-
-
 def draw(suite: Suite, agents: Agents) -> bytes:
     """A PNG with one panel per task, legible at the width of a phone.
 
     Raises: ImportError without matplotlib.
     """
-    plt = import_extra("matplotlib.pyplot", "loxodon[plots]")
+    matplotlib_figure = import_extra("matplotlib.figure", "loxodon[plots]")
     from matplotlib.ticker import MaxNLocator
     from PIL import Image
 
     names = [name for name in suite.tasks if any(name in found for found in agents.values())]
     num_lines = -(-len(names) // 2)
-    figure, panels = plt.subplots(
-        num_lines, 2, figsize=(5.0, 1.7 * num_lines + 0.8), squeeze=False, layout="constrained"
-    )
+    figure = matplotlib_figure.Figure(figsize=(5.0, 1.7 * num_lines + 0.8), layout="constrained")
+    panels = figure.subplots(num_lines, 2, squeeze=False)
     for panel in panels.flat[len(names) :]:
         panel.remove()
     thin: dict[str, Any] = {"color": "0.4", "linewidth": 1}
@@ -294,6 +292,5 @@ def draw(suite: Suite, agents: Agents) -> bytes:
     figure.legend(labels.values(), labels, loc="outside upper center", ncols=2, fontsize=8, frameon=False)
     picture, small = io.BytesIO(), io.BytesIO()
     figure.savefig(picture, dpi=144)
-    plt.close(figure)
     Image.open(picture).convert("RGB").quantize(32).save(small, "PNG", optimize=True)
     return small.getvalue()

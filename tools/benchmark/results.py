@@ -57,10 +57,10 @@ class Run:
         is_late = values[:, ENV_STEPS] >= (1 - LAST_SHARE) * values[-1, ENV_STEPS]
         return float(values[is_late, VALUE].mean())
 
-    def retention(self, random: float) -> float:
-        """Score divided by the best evaluation, both as gains over random play."""
+    def retention(self, random: float) -> float | None:
+        """Score divided by the best evaluation, both as gains over random play; None without a gain."""
         best = float(self.values[:, VALUE].max())
-        return (self.score - random) / (best - random)
+        return (self.score - random) / (best - random) if best > random else None
 
     def arrival(self, target: float) -> np.ndarray | None:
         """The first point (4,) of the curve at the target or above; None if there is none."""

@@ -16,14 +16,13 @@ import numpy as np
 from ...data.errors import FormatError
 from ...experiment.checkpoint.record import bindings_of
 from ...experiment.config.hash import is_setting
-from ...experiment.fleet.heartbeat import newest_learner, read_heartbeats
+from ...experiment.fleet.heartbeat import RUN_FOLDERS, newest_learner, read_heartbeats
 from ...experiment.output.plots import Curves, is_number, metrics_of, points_of, read_curves
 from ...experiment.process.files import check_inside, parse_json, read_text
 from ...experiment.settings import fields_with
 
 logger = logging.getLogger("loxodon")
 EVALUATIONS, EVALUATION_FORMAT = "evaluations", 1  # subfolder of a run; format of its JSON files
-_FOLDERS = ("ckpts", "logs", "status")
 _SHOWN = 60  # maximum number of characters of a value in a warning
 # Errors of files with unexpected content.
 _BROKEN = (
@@ -156,12 +155,12 @@ def _runs_in(folder: Path) -> list[Path]:
         inside = sorted(folder.glob("*/")) if folder.is_dir() else []
     except OSError:  # unreadable; _read_run reports it
         inside = []
-    is_run = any(one.name in _FOLDERS for one in inside)
+    is_run = any(one.name in RUN_FOLDERS for one in inside)
     return [folder] if is_run else [one for one in inside if _is_run(one)] or [folder]
 
 
 def _is_run(folder: Path) -> bool:
-    return any(os.path.isdir(folder / name) for name in _FOLDERS)  # noqa: PTH112 - False without permission
+    return any(os.path.isdir(folder / name) for name in RUN_FOLDERS)  # noqa: PTH112 - False without permission
 
 
 def _read_run(folder: Path) -> Run | str:

@@ -50,6 +50,11 @@ def test_a_wrong_config_is_refused_before_anything_is_submitted(capsys: pytest.C
     with pytest.raises(SystemExit):
         launch.main(["--backend", "slurm", *WORDS, "--slurm-set", "account"])
     assert "'account' has no value. Fix: write --slurm-set" in capsys.readouterr().err
+    assert launch.main(["--backend", "slurm", *WORDS, "Experiment.epochs=-1"]) == 2
+    assert "config error: Experiment.epochs is -1" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        launch.main(["--backend", "slurm", *WORDS, "--actors", "0"])
+    assert "'0' is not a whole number of at least 1. Fix:" in capsys.readouterr().err
 
 
 # ---- Slurm ----

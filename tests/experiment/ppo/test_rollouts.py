@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from loxodon.agents import GAE, AdvantageNorm, PPOAgent
 from loxodon.data import Sink
 from loxodon.envs import EnvSpec, make_vector_env
-from loxodon.experiment.ppo import RolloutBuffer, sequences
+from loxodon.experiment.ppo import RolloutBuffer, old_policy, sequences
 from loxodon.experiment.ppo.trainer import mean_kl
 from loxodon.experiment.process.distributed import merged
-from loxodon.nets import PolicyHead, cpu
+from loxodon.nets import Categorical, PolicyHead, cpu
 
 from ...rounding import assert_equal_but_for_rounding, rounding
 from .rollouts import (
@@ -85,6 +85,21 @@ def test_evaluating_a_rollout_reproduces_acting(
         assert_equal_but_for_rounding(values[:, n], torch.stack(now), NUM_OPS)
         goes_on = terminated[:, n] == 0
         assert_equal_but_for_rounding(next_values[goes_on, n], torch.stack(following)[goes_on], NUM_OPS)
+
+
+def test_masked_actions_do_not_loosen_the_limit_of_rounding() -> None:
+    logits = torch.randn(6, 4)
+    limits = [
+        old_policy.rounding(
+            Categorical,
+            {"params": Categorical(logits).masked(allowed).params},
+            torch.eye(4)[[0] * 6],
+            torch.ones(3, 2, dtype=torch.bool),
+            torch.float32,
+        )
+        for allowed in (torch.ones(4, dtype=torch.bool), torch.tensor([True, True, True, False]))
+    ]
+    assert 0.0 < limits[1] < 2.0 * limits[0] < 1e-3
 
 
 @pytest.mark.parametrize(

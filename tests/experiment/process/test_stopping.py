@@ -361,11 +361,16 @@ def test_the_time_limit_stops_after_the_epoch_in_which_it_is_reached(
 
 
 def test_epochs_one_by_one_yield_their_metrics(tmp_path: Path) -> None:
-    exp = make_experiment(tmp_path, epochs=3)
+    class Talkative(Callback):
+        def on_epoch_end(self, exp: Any, epoch: int) -> None:
+            exp.log({"phase": "easy", "is_easy": True, "unknown": None})
+
+    exp = make_experiment(tmp_path, epochs=3, callbacks=[Talkative()])
     exp.start()
     figures = list(exp.learn_iter())
     exp.close()
     assert len(figures) == 3
+    assert [(one["phase"], one["is_easy"], one["unknown"]) for one in figures] == [("easy", True, None)] * 3
     assert all({"val/return", "train/loss", "time/collect_s"} <= one.keys() for one in figures)
     losses = [record["train/loss"] for record in metrics(exp.run_dir) if "train/loss" in record]
     assert [one["train/loss"] for one in figures] == losses
