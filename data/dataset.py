@@ -39,6 +39,10 @@ class RLDataset(ABC):
     def __init__(self, sampler: Sampler | None = None) -> None:
         self.sampler = Sampler() if sampler is None else sampler
 
+    def __str__(self) -> str:
+        """The class, and the folder if there is one, for messages."""
+        return f"{type(self).__name__} {self.save_new_trajs_to or ''}".rstrip()
+
     @functools.cached_property
     def sampler(self) -> Sampler:
         """The argument of that name, or a default if a subclass does not call `RLDataset.__init__`."""

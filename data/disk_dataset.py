@@ -111,6 +111,9 @@ class DiskTrajDataset(RLDataset):
         self._newest_found = self._newest() if self._is_named else None
         self._is_too_full = self.has_edit_rights and self._is_named and bool(self._beyond_limits())
 
+    def __str__(self) -> str:
+        return f"{type(self).__name__} {self._buffer.fifo.parent}"
+
     def folder(self, default_root: str, default_name: str) -> Path:
         """The dataset's folder, given the run's folder and name."""
         root = Path(default_root if self.dset_root is None else self.dset_root).expanduser()

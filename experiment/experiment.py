@@ -583,7 +583,7 @@ class Experiment(Settings):
             f"sequences up to {self.max_seq_len} steps",
             "epoch": f"{num_steps:,} env steps, {self.trainer.describe()}; {self.epochs} "
             f"epoch{'s' if self.epochs != 1 else ''}{most}",
-            "dataset": f"{type(self.dataset).__name__} {self.dataset.save_new_trajs_to or ''}".rstrip(),
+            "dataset": str(self.dataset),
         }
         return "\n".join(f"{name:>13}  {text}" for name, text in lines.items() if text)
 
@@ -925,13 +925,13 @@ class Experiment(Settings):
             return f"Waiting for trajectories in {place}{hint}."
         if self.collector is None:
             return (
-                f"Nothing is collected, and {type(self.dataset).__name__} holds too few trajectories. "
-                "Fix: name a folder that has enough (DiskTrajDataset.dset_root, "
-                "DiskTrajDataset.dset_name), or raise Experiment.train_timesteps_per_epoch."
+                f"Nothing is collected, and {self.dataset} holds too few trajectories. Fix: name a folder "
+                "that has enough (DiskTrajDataset.dset_root, DiskTrajDataset.dset_name), or raise "
+                "Experiment.train_timesteps_per_epoch."
             )
         if self.dataset.save_new_trajs_to is None:
             return (
-                f"{type(self.dataset).__name__} holds too few trajectories and takes no new ones. Fix: name "
+                f"{self.dataset} holds too few trajectories and takes no new ones. Fix: name "
                 "a folder that has enough: DiskTrajDataset.dset_root, DiskTrajDataset.dset_name."
             )
         if "collect/return" in self.epoch_figures:

@@ -227,14 +227,14 @@ def closing_summary(exp: Any, metrics: Mapping[str, float], words: Sequence[str]
         kept = without(words, "--resume")
         further = [*kept, "--resume"]
         if exp.is_finished:
-            ends: dict[str, Any] = {"Experiment.epochs": 2 * exp.epochs}
+            ends: dict[str, Any] = {"Experiment.epochs": 2 * max(exp.epochs, exp.epoch)}
             if exp.stop_at_val_return is not None:
                 ends["Experiment.stop_at_val_return"] = None
             if exp.max_env_steps is not None:
-                ends["Experiment.max_env_steps"] = 2 * exp.max_env_steps
+                ends["Experiment.max_env_steps"] = 2 * max(exp.max_env_steps, exp.env_steps)
             further = [*without(kept, *ends), "--resume", *(f"{name}={end}" for name, end in ends.items())]
         fresh = without(kept, "--seed", "--run-name", "Experiment.seed", "Experiment.run_name")
-        seed = exp.run_seed + 1 if exp.seed is not None else 1
+        seed = exp.run_seed + 1 if exp.run_seed < 1_000 else 1  # drawn seeds are large
         name = f"{exp.run_name.rpartition('-seed')[0] or exp.run_name}-seed{seed}"
         again = [*fresh, "--seed", str(seed), "--run-name", name]
         lines += [

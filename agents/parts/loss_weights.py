@@ -63,6 +63,11 @@ class WeighByAdvantage(RunningStatistics):
     ) -> None:
         super().__init__()
         require_above_zero("WeighByAdvantage", beta=beta, enough=enough, rare=rare, max_horizon=max_horizon)
+        if beta > 1.0:
+            raise ValueError(
+                f"WeighByAdvantage.beta is {beta}, but must be above 0 and at most 1. Fix: bind "
+                "WeighByAdvantage.beta = 0.01."
+            )
         self.beta, self.enough, self.rare, self.max_horizon = beta, enough, rare, max_horizon
 
     def build(self, discounts: Sequence[float]) -> None:

@@ -116,6 +116,7 @@ def test_a_value_that_is_not_a_part_is_refused_with_a_fix(setting: str, wrong: A
         (lambda: PopArt(beta=0.0), "PopArt.beta is 0.0"),
         (lambda: PopArt(init_nu=-1), "PopArt.init_nu is -1"),
         (lambda: WeighByAdvantage(rare=-1.0), "WeighByAdvantage.rare is -1.0"),
+        (lambda: WeighByAdvantage(beta=5.0), "WeighByAdvantage.beta is 5.0"),
         (lambda: FixedUnits(floor=0.0), "FixedUnits.floor is 0.0"),
         (lambda: SummedValues(floor=2.0), "SummedValues.floor is 2.0"),
     ],
