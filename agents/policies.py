@@ -28,6 +28,12 @@ CONTINUOUS: dict[str, DistributionType] = {
     "GaussianMixture": GaussianMixture,
     "TanhGaussian": TanhGaussian,
 }
+OWN: dict[str, Any] = {
+    "Categorical": Categorical,
+    "MultiCategorical": MultiCategorical,
+    "Bernoulli": Bernoulli,
+    **CONTINUOUS,
+}
 
 
 def distribution_for(
@@ -37,9 +43,10 @@ def distribution_for(
 
     Args:
         action_space: Discrete, flat MultiDiscrete or flat Box.
-        chosen: a type that fits the space, or its name: for Box "TanhGaussian" (the default), "Gaussian",
-            "Beta" or "GaussianMixture"; for MultiDiscrete "MultiCategorical" (the default) or, if all factors
-            have two actions, "Bernoulli"; for Discrete "Categorical" (the default). None for the default.
+        chosen: a class of `nets`, or its name: for Box "TanhGaussian" (the default), "Gaussian", "Beta" or
+            "GaussianMixture"; for MultiDiscrete "MultiCategorical" (the default) or, if all factors have two
+            actions, "Bernoulli"; for Discrete "Categorical" (the default). None for the default. A type of
+            your own fits Box if its `is_discrete` is False, and other spaces if it is True.
         setting: name of the setting that chose it, for errors.
     Raises: ValueError for a distribution that does not fit.
     """
@@ -55,11 +62,12 @@ def distribution_for(
         fitting = {"TanhGaussian": TanhGaussian, **CONTINUOUS}
     if chosen is None:
         return next(iter(fitting.values()))
-    if isinstance(chosen, str) and chosen in fitting:
-        return fitting[chosen]
-    if isinstance(chosen, str) or chosen.is_discrete is isinstance(action_space, spaces.Box):
-        known = CONTINUOUS.get(chosen, chosen) if isinstance(chosen, str) else chosen
-        name = getattr(known, "__name__", repr(known))
+    chosen = OWN.get(chosen, chosen) if isinstance(chosen, str) else chosen
+    name = getattr(chosen, "__name__", repr(chosen))
+    is_own = chosen in OWN.values()
+    if is_own and name in fitting:
+        return fitting[name]
+    if is_own or isinstance(chosen, str) or chosen.is_discrete is isinstance(action_space, spaces.Box):
         raise ValueError(
             f"{setting} is {name}, which does not fit actions in {action_space}. Fix: remove this binding, "
             f"or bind one of {', '.join(map(repr, fitting))}{_if_made_one(action_space)}."

@@ -41,6 +41,16 @@ def require_at_least(minimum: int, owner: str, **numbers: float) -> None:
             )
 
 
+def require_share(owner: str, **shares: float) -> None:
+    """Check dropout rates of the configurable `owner`. Raises: ValueError for one outside [0, 1)."""
+    for name, share in shares.items():
+        if not 0.0 <= share < 1.0:
+            raise ValueError(
+                f"{owner}.{name} is {share}, but must be at least 0 and below 1. "
+                f"Fix: bind {owner}.{name} = 0.1, for example."
+            )
+
+
 def activation_fn(name: str, overwrites: bool = False) -> Callable[[Tensor], Tensor]:
     """The activation called `name`.
 

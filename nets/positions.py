@@ -17,7 +17,8 @@ BASE = 10_000.0
 class LearnedPositions(nn.Module):
     """A learned vector per timestep index: time_idxs (B, L, 1) int64 -> (B, L, D) float.
 
-    Raises: ValueError if an episode is longer than the table.
+    Timesteps after the end of the table share its last vector. (To refuse them, each step would have to wait
+    for the GPU.)
     """
 
     def __init__(self, d_model: int, max_time_idx: int) -> None:
@@ -26,13 +27,7 @@ class LearnedPositions(nn.Module):
         nn.init.normal_(self.table.weight, std=EMBEDDING_STD)
 
     def forward(self, time_idxs: Tensor) -> Tensor:
-        limit = self.table.num_embeddings - 1
-        if time_idxs.device.type == "cpu" and time_idxs.numel() and int(time_idxs.max()) > limit:
-            raise ValueError(
-                f"An episode reached timestep {int(time_idxs.max())}, but learned positions end at {limit}. "
-                "Fix: raise TransformerTrajEncoder.max_time_idx, or use pos_emb='fixed'."
-            )
-        y: Tensor = self.table(time_idxs.squeeze(-1))
+        y: Tensor = self.table(time_idxs.squeeze(-1).clamp(max=self.table.num_embeddings - 1))
         return y
 
 

@@ -14,7 +14,7 @@ from .dropout import Dropout
 from .head_kinds import Heads
 from .init import EMBEDDING_STD, FIXED_CONTENT_GAIN, QK_GAIN
 from .kv_cache import KeyValueRing
-from .mlp import RMSNorm, require_at_least, require_positive
+from .mlp import RMSNorm, require_at_least, require_positive, require_share
 from .positions import HeadPositions, LearnedPositions, PositionFeatures, SinusoidalPositions
 from .sigma_reparam import linear
 from .timeline import Timeline
@@ -138,7 +138,7 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         heads: one kind for all heads, or one per head in any order (layers sort them). Kinds are "plain" (no
             positions), "rotary" and "alibi" (distances), "fixed" (places in the episode) and
             "content" (timesteps similar to the present), see nets/head_kinds.py.
-        max_time_idx: longest episode with learned positions.
+        max_time_idx: last timestep of an episode with a learned position of its own; later ones share it.
         qk_norm: normalise queries and keys, which bounds attention logits.
         qk_gain: length of normalised queries at the start of training, relative to keys. Above 1, some heads
             single out rare timesteps by chance, and recall is learned from there; nearly uniform attention
@@ -195,6 +195,9 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         )
         gains = {"qk_gain": qk_gain, "fixed_content_gain": fixed_content_gain}
         require_at_least(0, "TransformerTrajEncoder", **gains)
+        rates = {"dropout_ff": dropout_ff, "dropout_emb": dropout_emb}
+        rates |= {"dropout_attn": dropout_attn, "dropout_qkv": dropout_qkv}
+        require_share("TransformerTrajEncoder", **rates)
         require_even_heads("TransformerTrajEncoder", d_model, n_heads)
         if pos_emb not in POSITIONS:
             allowed = ", ".join(map(repr, POSITIONS))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .dropout import Dropout
-from .mlp import Linear, activation_fn, as_rows, norm_layer, require_at_least, require_positive
+from .mlp import Linear, activation_fn, as_rows, norm_layer, require_at_least, require_positive, require_share
 from .positions import HeadPositions
 from .short_conv import ShortConv
 from .sigma_reparam import linear
@@ -29,9 +29,10 @@ State: TypeAlias = dict[str, Tensor]
 class Mixer(nn.Module, ABC):
     """Base class of the modules that move information along time in one layer of a trunk.
 
-    A mixer is built as `Name(d_model, max_seq_len)`; keyword arguments are settings. The trunk implements the
-    rest of the interface of trajectory encoders. Only a step without gradient may write into the state that
-    is passed to it.
+    A mixer is built as `Name(d_model, max_seq_len)`; keyword arguments are settings. A ValueError about one
+    names it `Name.setting`; `build_mixer` replaces `Name` by the encoder that has this setting. The trunk
+    implements the rest of the interface of trajectory encoders. Only a step without gradient may write into
+    the state that is passed to it.
     """
 
     context_len: int | None = None
@@ -65,12 +66,12 @@ class GRUGate(nn.Module):
     Source: Parisotto et al. 2019, arXiv:1910.06764 (GTrXL), section 3.2.
     """
 
-    def __init__(self, d_model: int, bias: float = 2.0) -> None:
+    def __init__(self, d_model: int) -> None:
         super().__init__()
         self.of_new = Linear(d_model, 3 * d_model, bias=False)
         self.of_old = Linear(d_model, 2 * d_model, bias=False)
         self.of_kept = Linear(d_model, d_model, bias=False)
-        self.bias = nn.Parameter(torch.full((d_model,), bias))
+        self.bias = nn.Parameter(torch.full((d_model,), 2.0))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         new_r, new_z, new_h = self.of_new(F.relu(y)).chunk(3, dim=-1)
@@ -394,6 +395,7 @@ class MixerTrajEncoder(TrunkTrajEncoder):
     ) -> None:
         d_ff = self.ff_ratio * d_model if d_ff is None else d_ff
         require_at_least(0, type(self).__name__, d_ff=d_ff, short_conv=short_conv or 0)
+        require_share(type(self).__name__, dropout_ff=dropout_ff, dropout_emb=dropout_emb)
         settings = BlockSettings(
             d_model, d_ff, dropout_ff, activation, norm, glu, normformer_norms, gating, sigma_reparam
         )
@@ -414,11 +416,17 @@ class MixerTrajEncoder(TrunkTrajEncoder):
 def build_mixer(
     owner: str, mixer_type: type[Mixer], d_model: int, max_seq_len: int, settings: dict[str, Any]
 ) -> Mixer:
-    """Build a mixer of the configurable `owner`. Raises: TypeError for settings that it does not have."""
+    """Build a mixer whose settings belong to `owner`, which its errors then name instead of its class.
+
+    Raises: TypeError for settings that it does not have; ValueError for impossible ones.
+    """
     allowed = list(inspect.signature(mixer_type).parameters)[2:]
     if unknown := sorted(settings.keys() - set(allowed)):
         raise TypeError(
-            f"{owner} has no setting {unknown}; its settings are those of MixerTrajEncoder and {allowed}. "
-            "Fix: bind one of these."
+            f"{owner} has no setting {unknown}; its mixer has {allowed}. Fix: set one of these, or bind a "
+            "setting of the trunk, which MixerTrajEncoder explains."
         )
-    return mixer_type(d_model, max_seq_len, **settings)
+    try:
+        return mixer_type(d_model, max_seq_len, **settings)
+    except ValueError as error:
+        raise ValueError(str(error).replace(f"{mixer_type.__name__}.", f"{owner}.")) from error

@@ -19,7 +19,7 @@ class FFMMixer(RotatingMixer):
 
     def __init__(self, d_model: int, max_seq_len: int, *, d_trace: int = 32, d_context: int = 4) -> None:
         super().__init__()
-        require_positive("FFMTrajEncoder", d_trace=d_trace, d_context=d_context)
+        require_positive(type(self).__name__, d_trace=d_trace, d_context=d_context)
         self.d_trace, self.d_context = d_trace, d_context
         self.rate = nn.Parameter(1 / timescales(d_trace, max_seq_len))
         self.angle = nn.Parameter(2 * math.pi / timescales(d_context, max_seq_len, least=4.0))

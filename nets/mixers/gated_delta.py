@@ -22,9 +22,9 @@ class GatedDeltaNetMixer(Mixer):
 
     def __init__(self, d_model: int, max_seq_len: int, *, n_heads: int = 4, d_conv: int = 4) -> None:
         super().__init__()
-        require_positive("GatedDeltaNetTrajEncoder", n_heads=n_heads, d_conv=d_conv)
+        require_positive(type(self).__name__, n_heads=n_heads, d_conv=d_conv)
         self.n_heads, self.d_model = n_heads, d_model
-        self.d_head = require_heads("GatedDeltaNetTrajEncoder", d_model, n_heads)
+        self.d_head = require_heads(type(self).__name__, d_model, n_heads)
         self.inp = Linear(d_model, 4 * d_model + 2 * n_heads, bias=False)
         self.conv = ShortConv(3 * d_model, d_conv)
         self.log_rate = nn.Parameter(torch.zeros(n_heads))

@@ -14,7 +14,7 @@ from ..mlp import Linear, RMSNorm, require_at_least, require_positive
 from ..recurrence import MIN_LOG_DECAY
 from ..timescales import timescales
 from ..trunk import MixerTrajEncoder
-from .parts import MatrixMixer, by_head, require_heads
+from .parts import MatrixMixer, by_head, key_width, require_heads
 
 TEMPERATURE = 16.0
 """Gates fade this much slower than a sigmoid of their input would."""
@@ -37,16 +37,17 @@ class GLAMixer(MatrixMixer):
         gate_gain: float = GATE_GAIN,
     ) -> None:
         super().__init__()
+        owner = type(self).__name__
         if decay not in ("gated", "fixed"):
             raise ValueError(
-                f"decay is {decay!r}; allowed are 'gated' and 'fixed'. Fix: bind GLATrajEncoder.decay to "
+                f"{owner}.decay is {decay!r}; allowed are 'gated' and 'fixed'. Fix: bind {owner}.decay to "
                 "one of these."
             )
-        self.n_heads, self.d_k, self.d_v = n_heads, int(expand_k * d_model), d_model
-        require_positive("GLATrajEncoder", n_heads=n_heads, expand_k=self.d_k, gate_rank=gate_rank)
-        require_at_least(0, "GLATrajEncoder", gate_gain=gate_gain)
-        self.d_head_k = require_heads("GLATrajEncoder", self.d_k, n_heads)
-        self.d_head_v = require_heads("GLATrajEncoder", self.d_v, n_heads)
+        require_positive(owner, n_heads=n_heads, gate_rank=gate_rank)
+        require_at_least(0, owner, gate_gain=gate_gain)
+        self.n_heads, self.d_k, self.d_v = n_heads, key_width(owner, d_model, expand_k), d_model
+        self.d_head_k = require_heads(owner, self.d_k, n_heads)
+        self.d_head_v = require_heads(owner, self.d_v, n_heads)
         self.inp = Linear(d_model, 2 * self.d_k + 2 * self.d_v, bias=False)
         self.norm = RMSNorm(self.d_head_v)
         self.out = Linear(self.d_v, d_model, bias=False)

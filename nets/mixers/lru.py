@@ -28,11 +28,12 @@ class LRUMixer(RotatingMixer):
     ) -> None:
         super().__init__()
         self.d_state = d_model if d_state is None else d_state
-        require_positive("LRUTrajEncoder", d_state=self.d_state)
+        owner = type(self).__name__
+        require_positive(owner, d_state=self.d_state)
         if not 0.0 <= r_min < r_max < 1.0:
             raise ValueError(
-                f"r_min is {r_min} and r_max {r_max}, but 0 <= r_min < r_max < 1 must hold. "
-                "Fix: bind, say, LRUTrajEncoder.r_min = 0.9 and LRUTrajEncoder.r_max = 0.999."
+                f"{owner}.r_min is {r_min} and r_max {r_max}, but 0 <= r_min < r_max < 1 must hold. "
+                f"Fix: bind, say, {owner}.r_min = 0.9 and {owner}.r_max = 0.999."
             )
         radius = torch.empty(self.d_state).uniform_(r_min**2, r_max**2).clamp(min=1e-8).sqrt()
         self.log_rate = nn.Parameter((-radius.log()).log())

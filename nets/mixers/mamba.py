@@ -44,8 +44,8 @@ class MambaMixer(Mixer):
         step_bias: float = STEP_BIAS,
     ) -> None:
         super().__init__()
-        require_positive("MambaTrajEncoder", d_state=d_state, d_conv=d_conv, expand=expand)
-        require_at_least(0, "MambaTrajEncoder", select_gain=select_gain, gate_gain=gate_gain)
+        require_positive(type(self).__name__, d_state=d_state, d_conv=d_conv, expand=expand)
+        require_at_least(0, type(self).__name__, select_gain=select_gain, gate_gain=gate_gain)
         self.d_state, self.width = d_state, expand * d_model
         self.rank = math.ceil(d_model / 16)
         self.inp = Linear(d_model, 2 * self.width, bias=False)
@@ -132,14 +132,14 @@ class Mamba2Mixer(Mixer):
         step_bias: float = STEP_BIAS,
     ) -> None:
         super().__init__()
-        require_positive("Mamba2TrajEncoder", d_state=d_state, d_conv=d_conv, expand=expand)
-        require_at_least(0, "Mamba2TrajEncoder", gate_gain=gate_gain)
+        require_positive(type(self).__name__, d_state=d_state, d_conv=d_conv, expand=expand)
+        require_at_least(0, type(self).__name__, gate_gain=gate_gain)
         self.d_state, self.width, self.n_heads = d_state, expand * d_model, n_heads
-        self.d_head = require_heads("Mamba2TrajEncoder", self.width, n_heads)
+        self.d_head = require_heads(type(self).__name__, self.width, n_heads)
         self.inp = Linear(d_model, 2 * self.width + 2 * d_state + n_heads, bias=False)
         self.inp.weight.data[-n_heads:] *= gate_gain
         self.conv = ShortConv(self.width + 2 * d_state, d_conv)
-        self.step_bias = nn.Parameter(torch.full((n_heads,), step_bias))
+        self.step_bias = nn.Parameter(torch.full((n_heads,), float(step_bias)))
         self.log_rate = nn.Parameter(_initial_log_rates(n_heads, max_seq_len))
         self.skip = nn.Parameter(torch.ones(n_heads, 1))
         self.norm = RMSNorm(self.width)

@@ -13,7 +13,7 @@ from ..init import EXP_GATE_GAIN
 from ..mlp import Linear, RMSNorm, require_at_least
 from ..timescales import keeping_odds
 from ..trunk import MixerTrajEncoder
-from .parts import MatrixMixer, by_head, require_heads
+from .parts import MatrixMixer, by_head, key_width, require_heads
 
 GATE_CAP = 15.0  # largest absolute value of a gate before its non-linearity
 
@@ -37,10 +37,11 @@ class MLSTMMixer(MatrixMixer):
         gate_gain: float = EXP_GATE_GAIN,
     ) -> None:
         super().__init__()
-        self.n_heads, self.d_k, self.d_v = n_heads, int(expand_k * d_model), d_model
-        require_at_least(0, "MLSTMTrajEncoder", gate_gain=gate_gain)
-        self.d_head_k = require_heads("MLSTMTrajEncoder", self.d_k, n_heads)
-        self.d_head_v = require_heads("MLSTMTrajEncoder", self.d_v, n_heads)
+        owner = type(self).__name__
+        require_at_least(0, owner, gate_gain=gate_gain)
+        self.n_heads, self.d_k, self.d_v = n_heads, key_width(owner, d_model, expand_k), d_model
+        self.d_head_k = require_heads(owner, self.d_k, n_heads)
+        self.d_head_v = require_heads(owner, self.d_v, n_heads)
         self.inp = Linear(d_model, 2 * self.d_k + 2 * self.d_v, bias=False)
         self.gates = Linear(d_model, 2 * n_heads)
         self.gates.weight.data *= gate_gain

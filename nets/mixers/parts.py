@@ -66,6 +66,16 @@ def by_head(x: Tensor, n_heads: int) -> Tensor:
     return x.view(*x.shape[:-1], n_heads, -1)
 
 
+def key_width(owner: str, d_model: int, expand_k: float) -> int:
+    """The width expand_k * d_model of queries and keys. Raises: ValueError if it is below 1."""
+    if not expand_k * d_model >= 1:  # also refuses NaN
+        raise ValueError(
+            f"{owner}.expand_k is {expand_k}, but expand_k * d_model, the width of queries and keys, must be "
+            f"at least 1, and d_model is {d_model}. Fix: bind {owner}.expand_k = 0.5, for example."
+        )
+    return int(expand_k * d_model)
+
+
 def require_heads(owner: str, width: int, n_heads: int) -> int:
     """The width of each head. Raises: ValueError if n_heads does not divide `width`."""
     if n_heads < 1 or width % n_heads:

@@ -31,11 +31,12 @@ class S5Mixer(RotatingMixer):
     ) -> None:
         super().__init__()
         self.d_state = (d_model + 1) // 2 if d_state is None else d_state
-        require_positive("S5TrajEncoder", d_state=self.d_state)
+        owner = type(self).__name__
+        require_positive(owner, d_state=self.d_state)
         if not 0.0 < min_step <= max_step:
             raise ValueError(
-                f"min_step is {min_step} and max_step {max_step}, but 0 < min_step <= max_step must hold. "
-                "Fix: bind, say, S5TrajEncoder.min_step = 0.001 and S5TrajEncoder.max_step = 0.1."
+                f"{owner}.min_step is {min_step} and max_step {max_step}, but 0 < min_step <= max_step must "
+                f"hold. Fix: bind, say, {owner}.min_step = 0.001 and {owner}.max_step = 0.1."
             )
         self.log_rate = nn.Parameter(torch.full((self.d_state,), math.log(0.5)))
         self.frequency = nn.Parameter(hippo_frequencies(self.d_state))

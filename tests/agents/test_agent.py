@@ -24,7 +24,16 @@ from loxodon.agents import (
     masked_mean,
 )
 from loxodon.data import Batch
-from loxodon.nets import Actor, CriticEnsemble, FFTrajEncoder, FFTstepEncoder, GRUTrajEncoder
+from loxodon.nets import (
+    Actor,
+    Bernoulli,
+    Categorical,
+    CriticEnsemble,
+    FFTrajEncoder,
+    FFTstepEncoder,
+    GRUTrajEncoder,
+    MultiCategorical,
+)
 
 from .recommended import all_of, recommended
 from .sign_task import after_learning
@@ -351,6 +360,7 @@ def test_impossible_settings_are_explained() -> None:
             {"distribution_type": "Beta"},
             r"is Beta, which does not fit actions in Discrete\(4\).*'Categorical'",
         ),
+        ({"distribution_type": Bernoulli}, r"is Bernoulli, which does not fit.*bind one of 'Categorical'"),
         ({"action_mask_key": "x"}, r"action_mask_key is 'x'.*is None.*4 entries.*Fix"),
         ({"pass_obs_keys_to_actor": ["x"]}, r"pass_obs_keys_to_actor names \['x'\].*Fix"),
     ):
@@ -363,6 +373,10 @@ def test_impossible_settings_are_explained() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             make_agent(BOX, **wrong)  # type: ignore[arg-type]
+    for own in (Categorical, Bernoulli):
+        with pytest.raises(ValueError, match=rf"is {own.__name__}, which.*bind one of 'MultiCategorical'"):
+            make_agent(MULTI, distribution_type=own)
+    make_agent(MULTI, distribution_type=MultiCategorical)  # the class means the same as its name
     with pytest.raises(ValueError, match=r"action space is MultiBinary.*SequenceEnv"):
         Agent(OBS, spaces.MultiBinary(3), tstep, gru, 8)  # type: ignore[arg-type]
 

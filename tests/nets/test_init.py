@@ -81,7 +81,7 @@ def test_a_gain_scales_the_weights_that_it_names(build: Any, argument: str, shar
 
 @pytest.mark.parametrize("kind", [MambaTrajEncoder, Mamba2TrajEncoder])
 def test_step_sizes_of_mamba_start_at_their_bias(kind: Any) -> None:
-    mixer = trunk(kind, step_bias=-2.0)().layers[0].mixer
+    mixer = trunk(kind, step_bias=-2)().layers[0].mixer
     bias = mixer.step_size.bias if kind is MambaTrajEncoder else mixer.step_bias
     assert (bias == -2.0).all()
 

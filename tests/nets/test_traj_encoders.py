@@ -23,6 +23,7 @@ from loxodon.nets import (
     LRUTrajEncoder,
     LSTMTrajEncoder,
     MambaTrajEncoder,
+    MinGRUTrajEncoder,
     MLSTMTrajEncoder,
     S5TrajEncoder,
     TrajEncoder,
@@ -380,10 +381,14 @@ def test_rotary_positions_depend_on_time_differences_only() -> None:
         assert_equal_but_for_rounding(encoder(seq, times)[0], encoder(seq, times + 70)[0], NUM_OPS)
 
 
-def test_learned_positions_name_the_limit_they_hit() -> None:
-    encoder = transformer(heads="plain", pos_emb="learned", max_time_idx=3)
-    with pytest.raises(ValueError, match=r"timestep 4, but learned positions end at 3.*max_time_idx"):
-        encoder(torch.randn(1, 1, DIM), torch.tensor([[[4]]]))
+def test_timesteps_after_the_last_learned_position_share_it() -> None:
+    encoder, seq = (
+        transformer(heads="plain", pos_emb="learned", max_time_idx=3).eval(),
+        torch.randn(1, 1, DIM),
+    )
+    two, last, later = (encoder(seq, torch.tensor([[[t]]]))[0] for t in (2, 3, 4))
+    assert torch.equal(last, later)
+    assert not torch.equal(two, last)
 
 
 def test_query_gain_sharpens_attention_at_the_start() -> None:
@@ -511,8 +516,8 @@ def test_impossible_sizes_are_refused(build: Any, sizes: list[str]) -> None:
         (TransformerTrajEncoder, {"heads": ["fixed"] * 3}, "the kinds of 3 heads, but there are 8"),
         (
             HybridTrajEncoder,
-            {"n_heads": 4},
-            r"HybridTrajEncoder.mixer_settings\['attention'\]\['heads'\] names the kinds of 8",
+            {"mixer_settings": {"attention": {"heads": ["rotary"] * 4}}},
+            r"HybridTrajEncoder.mixer_settings\['attention'\]\['heads'\] names the kinds of 4",
         ),
         (GRUTrajEncoder, {"lasting_share": 2}, r"GRUTrajEncoder.lasting_share is 2, .* \[0, 1\]"),
         (TransformerTrajEncoder, {"attention_type": "flash"}, "attention_type is 'flash'"),
@@ -524,15 +529,44 @@ def test_impossible_sizes_are_refused(build: Any, sizes: list[str]) -> None:
         (TransformerTrajEncoder, {"gating": "lstm"}, "gating is 'lstm'"),
         (GLATrajEncoder, {"decay": "none"}, "decay is 'none'"),
         (MLSTMTrajEncoder, {"n_heads": 3}, "MLSTMTrajEncoder.n_heads is 3, which does not divide"),
+        (MLSTMTrajEncoder, {"expand_k": 0.001}, "MLSTMTrajEncoder.expand_k is 0.001, .*d_model is 128"),
+        (GLATrajEncoder, {"expand_k": 0.0}, "GLATrajEncoder.expand_k is 0.0, .*d_model is 128"),
+        (MinGRUTrajEncoder, {"expand": 0}, "MinGRUTrajEncoder.expand is 0, but must be at least 1"),
+        (MinGRUTrajEncoder, {"dropout_emb": 1.0}, "MinGRUTrajEncoder.dropout_emb is 1.0, .*below 1"),
+        (
+            TransformerTrajEncoder,
+            {"dropout_attn": -1},
+            "TransformerTrajEncoder.dropout_attn is -1, .*below 1",
+        ),
         (LRUTrajEncoder, {"r_max": 1.0}, "r_max 1.0, but 0 <= r_min < r_max < 1"),
         (S5TrajEncoder, {"min_step": 1.0}, "max_step 0.1, but 0 < min_step <= max_step"),
-        (HybridTrajEncoder, {"mixers": ["gru"]}, "no mixer 'gru'; allowed are .*'attention'.*'lru'"),
-        (HybridTrajEncoder, {"mixer_settings": {"gru": {}}}, "no mixer 'gru'"),
+        (HybridTrajEncoder, {"mixers": ["gru"]}, r"mixers names \['gru'\], .*'attention'.*'lru'"),
+        (HybridTrajEncoder, {"mixers": ()}, "HybridTrajEncoder.mixers names nothing"),
+        (HybridTrajEncoder, {"mixer_settings": {"lru": {}}}, r"settings of \['lru'\], .*only .*'attention'"),
+        (HybridTrajEncoder, {"dropout_ff": 1.5}, "HybridTrajEncoder.dropout_ff is 1.5"),
+        (
+            HybridTrajEncoder,
+            {"mixer_settings": {"attention": {"dropout_qkv": 1.5}}},
+            r"\['attention'\].dropout_qkv is 1.5",
+        ),
+        (
+            HybridTrajEncoder,
+            {"mixers": ["mamba"], "mixer_settings": {"mamba": {"d_state": 0}}},
+            r"HybridTrajEncoder.mixer_settings\['mamba'\].d_state is 0, but must be at least 1",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(build: Any, settings: dict[str, Any], error: str) -> None:
     with pytest.raises(ValueError, match=rf"{error}.*Fix: "):
         build(DIM, WINDOW, **settings)
+
+
+@pytest.mark.parametrize("n_heads", [1, 2, 4, 16])
+def test_a_hybrid_of_any_number_of_heads_has_a_quarter_of_content_heads(n_heads: int) -> None:
+    layer: Any = HybridTrajEncoder(DIM, WINDOW, mixers=["mamba2", "attention"], n_heads=n_heads).layers[1]
+    kinds = [kind.name for kind in layer.heads.kinds]
+    assert kinds.count("content") == n_heads // 4
+    assert kinds.count("rotary") == n_heads - n_heads // 4
 
 
 def test_settings_of_mixers_are_bound_in_gin_by_the_name_of_the_encoder() -> None:
