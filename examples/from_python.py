@@ -23,9 +23,9 @@ experiment = Experiment(  # type: ignore[call-arg]  # the preset has the others
     verbose=False,
 )
 experiment.start()
-for figures in experiment.learn_iter():  # or experiment.learn()
-    if "val/return" in figures:
+for metrics in experiment.learn_iter():  # or experiment.learn()
+    if "val/return" in metrics:
         print(
-            f"epoch {experiment.epoch:3d}  env steps {experiment.env_steps:6d}  {figures['val/return']:6.1f}"
+            f"epoch {experiment.epoch:3d}  env steps {experiment.env_steps:6d}  {metrics['val/return']:6.1f}"
         )
 experiment.close()
