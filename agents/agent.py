@@ -9,6 +9,7 @@ import gin
 import torch
 from torch import Tensor
 
+from ..data.errors import check_number
 from ..nets import (
     Categorical,
     CriticEnsemble,
@@ -73,6 +74,10 @@ class Agent(OffPolicyAgent):
             critic_type=critic_type,
             **shared,
         )
+        name = type(self).__name__
+        check_number(f"{name}.online_coeff", online_coeff, lowest=0)
+        check_number(f"{name}.offline_coeff", offline_coeff, lowest=0)
+        check_number(f"{name}.entropy_coeff", entropy_coeff)
         self.online_coeff, self.offline_coeff, self.entropy_coeff = online_coeff, offline_coeff, entropy_coeff
         self.fbc_filter_func, self.fake_filter = fbc_filter_func, fake_filter
         self.use_target_actor = use_target_actor

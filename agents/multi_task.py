@@ -11,6 +11,7 @@ from einops import einsum, rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..data.errors import check_number
 from ..nets import BinnedCriticEnsemble, Categorical, PolicyDistribution, ValueBins
 from .base import CODE_SUPPLIED, LossTerms
 from .filters import binary_filter
@@ -81,6 +82,7 @@ class MultiTaskAgent(OffPolicyAgent):
             num_actions_for_value_in_actor_loss=num_actions_for_value_in_actor_loss,
             **shared,
         )
+        check_number(f"{type(self).__name__}.entropy_coeff", entropy_coeff)
         self.bins = bins
         self.fbc_filter_func, self.fake_filter = fbc_filter_func, fake_filter
         self.entropy_coeff, self.use_target_actor = entropy_coeff, use_target_actor
