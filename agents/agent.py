@@ -9,6 +9,7 @@ import gin
 import torch
 from torch import Tensor
 
+from ..data.errors import check_number
 from ..nets import (
     Categorical,
     CriticEnsemble,
@@ -16,12 +17,12 @@ from ..nets import (
     PolicyDistribution,
 )
 from .base import CODE_SUPPLIED, LossTerms
-from .filters import binary_filter
-from .off_policy import Judgement, OffPolicyAgent, Transitions, expectation
+from .filtered import FilteredActorAgent
+from .off_policy import Judgement, Transitions, expectation
 
 
 @gin.configurable(denylist=CODE_SUPPLIED)
-class Agent(OffPolicyAgent):
+class Agent(FilteredActorAgent):
     """Actor and critics over every timestep of a sequence, for several discount factors at once.
 
     Per discount g (the last one acts), with s the shared encoder's output and Q = values(outputs):
@@ -45,49 +46,31 @@ class Agent(OffPolicyAgent):
         *given: arguments that code supplies, see BaseAgent.
         online_coeff: weight of the first actor term.
         offline_coeff: weight of the second actor term.
-        fbc_filter_func: f above.
-        fake_filter: f = 1 (behaviour cloning).
-        entropy_coeff: weight of an entropy bonus in the actor loss, in nats.
-        use_target_actor: take a' from the Polyak average of the actor, else from the actor itself.
         critic_type: builds the critics.
-        **shared: settings of OffPolicyAgent, such as gamma and the parts; reward_multiplier is m.
+        **shared: settings of FilteredActorAgent, where fbc_filter_func is f, and of OffPolicyAgent, such as
+            gamma and the parts; reward_multiplier is m.
     Raises: ValueError for settings that do not fit together.
     """
-
-    has_target_actor = True
 
     def __init__(
         self,
         *given: Any,
         online_coeff: float = 1.0,
         offline_coeff: float = 0.1,
-        fbc_filter_func: Callable[..., Tensor] = binary_filter,
-        fake_filter: bool = False,
-        entropy_coeff: float = 0.0,
-        use_target_actor: bool = True,
         critic_type: Callable[..., CriticEnsemble] = DiscountInputCriticEnsemble,
         **shared: Any,
     ) -> None:
-        super().__init__(
-            *given,
-            critic_type=critic_type,
-            **shared,
-        )
-        self.online_coeff, self.offline_coeff, self.entropy_coeff = online_coeff, offline_coeff, entropy_coeff
-        self.fbc_filter_func, self.fake_filter = fbc_filter_func, fake_filter
-        self.use_target_actor = use_target_actor
+        super().__init__(*given, critic_type=critic_type, **shared)
+        name = type(self).__name__
+        check_number(f"{name}.online_coeff", online_coeff, lowest=0)
+        check_number(f"{name}.offline_coeff", offline_coeff, lowest=0)
+        self.online_coeff, self.offline_coeff = online_coeff, offline_coeff
         if online_coeff:
             self.need_gradient_of_samples("online_coeff = 0")
 
-    def compile_learning(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        # gin looks up the filter's settings under a lock, which torch.compile cannot trace.
-        torch.compiler.allow_in_graph(self.fbc_filter_func)  # type: ignore[no-untyped-call]
-        super().compile_learning(backend)
-
     def losses(self, transitions: Transitions, with_metrics: bool) -> LossTerms:
-        next_actor = self.target_actor if self.use_target_actor else self.actor
         with torch.no_grad():
-            targets = self.policy_targets(transitions, self.policies(next_actor, transitions.following))
+            targets = self.policy_targets(transitions, self.next_policies(transitions))
         self.gather_targets(targets, transitions)
         policy = self.policies(self.actor, transitions.current)
         q_data, q_policy = self._action_values(transitions, policy)
@@ -123,20 +106,15 @@ class Agent(OffPolicyAgent):
 
     def judge(self, transitions: Transitions) -> Judgement:
         found = super().judge(transitions)
-        return found._replace(filter_weights=self._filter_weights(found.advantages))
-
-    def _filter_weights(self, advantages: Tensor) -> Tensor:
-        return torch.ones_like(advantages) if self.fake_filter else self.fbc_filter_func(advantages)
+        return found._replace(filter_weights=self.filter_weights(found.advantages))
 
     def _actor_loss(
         self, transitions: Transitions, policy: PolicyDistribution, q_policy: Tensor, advantages: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(B, L, G, 1) loss and (B, L, G, 1) filter weights."""
-        weights, loss = self._filter_weights(advantages), torch.zeros_like(advantages)
+        weights, loss = self.filter_weights(advantages), torch.zeros_like(advantages)
         if self.online_coeff:
             loss = loss - self.online_coeff * self.values.normalize(q_policy.amin(2))
         if self.offline_coeff:
             loss = loss - self.offline_coeff * weights * policy.log_prob(transitions.recorded)
-        if self.entropy_coeff:
-            loss = loss - self.entropy_coeff * policy.entropy()
-        return loss, weights
+        return self.with_entropy_bonus(loss, policy), weights

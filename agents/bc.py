@@ -9,6 +9,7 @@ import gin
 from torch import Tensor, nn
 
 from ..data import Batch
+from ..data.errors import check_number
 from ..nets import Actor, PolicyDistribution
 from .base import CODE_SUPPLIED, BaseAgent, LossTerms
 from .masks import masked_mean
@@ -37,6 +38,7 @@ class BCAgent(BaseAgent):
         **shared: Any,
     ) -> None:
         super().__init__(*given, **shared)
+        check_number(f"{type(self).__name__}.entropy_coeff", entropy_coeff)
         self.actor = actor_type(self.actor_dim, self.action_dim, 1, self.distribution)
         self.entropy_coeff = entropy_coeff
 

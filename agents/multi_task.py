@@ -13,13 +13,13 @@ from torch.nn import functional as F
 
 from ..nets import BinnedCriticEnsemble, Categorical, PolicyDistribution, ValueBins
 from .base import CODE_SUPPLIED, LossTerms
-from .filters import binary_filter
-from .off_policy import Judgement, OffPolicyAgent, Transitions
+from .filtered import FilteredActorAgent
+from .off_policy import Judgement, Transitions
 from .parts import PlainValues, RandomSubset
 
 
 @gin.configurable(denylist=[*CODE_SUPPLIED, "values", "loss_weights"])
-class MultiTaskAgent(OffPolicyAgent):
+class MultiTaskAgent(FilteredActorAgent):
     """Critics that classify values into bins, and an actor that imitates actions better than its own.
 
     Per discount g (the last one acts), with s the shared encoder's output and v(Q) the value of a
@@ -38,29 +38,19 @@ class MultiTaskAgent(OffPolicyAgent):
     Args:
         *given: arguments that code supplies, see BaseAgent.
         num_actions_for_value_in_actor_loss: k above.
-        fbc_filter_func: f above.
-        fake_filter: f = 1 (behaviour cloning).
-        entropy_coeff: weight of an entropy bonus in the actor loss, in nats.
-        use_target_actor: take a' from the Polyak average of the actor, else from the actor itself.
         bins_type: builds the bins; their range has to include all returns times reward_multiplier, m above.
         critic_type: builds the critics.
         critic_subset: see OffPolicyAgent; a mean by default, since the actor does not maximise over the
             critics' errors.
-        **shared: other settings of OffPolicyAgent, except `values` and `loss_weights`, since classifiers
-            have no scale.
+        **shared: settings of FilteredActorAgent, where fbc_filter_func is f, and others of OffPolicyAgent,
+            except `values` and `loss_weights`, since classifiers have no scale.
     Raises: ValueError for settings that do not fit together.
     """
-
-    has_target_actor = True
 
     def __init__(
         self,
         *given: Any,
         num_actions_for_value_in_actor_loss: int = 3,
-        fbc_filter_func: Callable[..., Tensor] = binary_filter,
-        fake_filter: bool = False,
-        entropy_coeff: float = 0.0,
-        use_target_actor: bool = True,
         bins_type: Callable[..., ValueBins] = ValueBins,
         critic_type: Callable[..., BinnedCriticEnsemble] = BinnedCriticEnsemble,
         critic_subset: RandomSubset = RandomSubset(reduce="mean"),
@@ -82,27 +72,18 @@ class MultiTaskAgent(OffPolicyAgent):
             **shared,
         )
         self.bins = bins
-        self.fbc_filter_func, self.fake_filter = fbc_filter_func, fake_filter
-        self.entropy_coeff, self.use_target_actor = entropy_coeff, use_target_actor
-
-    def compile_learning(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        # gin looks up the filter's settings under a lock, which torch.compile cannot trace.
-        torch.compiler.allow_in_graph(self.fbc_filter_func)  # type: ignore[no-untyped-call]
-        super().compile_learning(backend)
 
     def losses(self, transitions: Transitions, with_metrics: bool) -> LossTerms:
-        next_actor = self.target_actor if self.use_target_actor else self.actor
         with torch.no_grad():
-            targets = self.policy_targets(transitions, self.policies(next_actor, transitions.following))
+            targets = self.policy_targets(transitions, self.next_policies(transitions))
             labels = self.bins.encode(targets.squeeze(-1))
         logits = self.critics(transitions.current.state, transitions.recorded).squeeze(2)
         critic_loss = self.bins.cross_entropy(logits, labels[:, :, None])[..., None]
         policy = self.policies(self.actor, transitions.current)
         q, advantages = self._advantages(transitions, policy, logits)
-        weights = self._filter_weights(advantages)
-        actor_loss = -weights * policy.log_prob(transitions.recorded)
-        if self.entropy_coeff:
-            actor_loss = actor_loss - self.entropy_coeff * policy.entropy()
+        weights = self.filter_weights(advantages)
+        imitation = -weights * policy.log_prob(transitions.recorded)
+        actor_loss = self.with_entropy_bonus(imitation, policy)
         metrics: dict[str, Tensor] = {}
         if with_metrics:
             metrics = self.figures(
@@ -168,10 +149,7 @@ class MultiTaskAgent(OffPolicyAgent):
         logits = self.critics(transitions.current.state, transitions.recorded).squeeze(2)
         q, advantages = self._advantages(transitions, self.policies(self.actor, transitions.current), logits)
         v = q.mean(2) - advantages * self.reward_multiplier
-        return Judgement(q, v, advantages, self._filter_weights(advantages))
-
-    def _filter_weights(self, advantages: Tensor) -> Tensor:
-        return torch.ones_like(advantages) if self.fake_filter else self.fbc_filter_func(advantages)
+        return Judgement(q, v, advantages, self.filter_weights(advantages))
 
     def _expected(self, critics: Any, state: Tensor, policy: PolicyDistribution, num_samples: int) -> Tensor:
         """(B, L, C, G, 1) expected values of the policy: exact for a few discrete actions, else sampled."""

@@ -223,7 +223,10 @@ class OffPolicyAgent(BaseAgent, ABC):
         terms = self.losses(transitions, with_metrics)
         if self.loss_weights is not None:
             weights = self.loss_weights.weights(self.values.sigma)
-            terms = replace(terms, actor=terms.actor * weights, critic=terms.critic * weights)
+            metrics = terms.metrics | (self._by_discount("loss_weight", weights) if with_metrics else {})
+            terms = replace(
+                terms, actor=terms.actor * weights, critic=terms.critic * weights, metrics=metrics
+            )
         if transitions.mask is batch.mask:
             return terms
         kept = transitions.mask[..., None]
@@ -442,9 +445,14 @@ class OffPolicyAgent(BaseAgent, ABC):
         for name, values in per_discount.items():
             scales[name] = values.where(mask_g, 0.0).sum((0, 1)) / mask.sum().clamp(min=1)
         for name, by_discount in scales.items():
-            found[name] = by_discount[-1, 0].clone()
-            for discount, value in zip(self.discounts[:, 0].tolist(), by_discount[:, 0], strict=True):
-                found[f"{name}/{discount:.6g}"] = value.clone()
+            found |= self._by_discount(name, by_discount)
+        return found
+
+    def _by_discount(self, name: str, values: Tensor) -> dict[str, Tensor]:
+        """A metric with values (G, 1): one for each discount; without a suffix, that of the acting policy."""
+        found = {name: values[-1, 0].clone()}
+        for discount, value in zip(self.discounts[:, 0].tolist(), values[:, 0], strict=True):
+            found[f"{name}/{discount:.6g}"] = value.clone()
         return found
 
     # --- between updates -----------------------------------------------------------------------------------

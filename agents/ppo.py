@@ -11,6 +11,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from ..data import RolloutBatch
+from ..data.errors import check_choice
 from ..nets import (
     DistributionType,
     PolicyDistribution,
@@ -106,7 +107,8 @@ class PPOAgent(OnPolicyAgent):
         self.policy_head = policy_head_type(self.actor_dim, self.action_dim, self.distribution)
         self.value_head = value_head_type(self._models[-1].dim)  # the last model is the value function's
         self.loss = loss_type()
-        self.value_norm = ValueNorm(window=value_norm_window, enabled=_is_normed(value_norm))
+        check_choice("PPOAgent.value_norm", value_norm, _VALUE_NORMS)
+        self.value_norm = ValueNorm(window=value_norm_window, enabled=value_norm != "none")
         self.rescales_output = value_norm == "popart"
         if self.rescales_output:
             _output_layer(self.value_head)  # raises if there is none
@@ -272,16 +274,6 @@ def _part_of(obs_space: spaces.Dict, keys: Sequence[str] | None, setting: str) -
             f"{sorted(obs_space.spaces)}. Fix: bind PPOAgent.{setting} to some of these names."
         )
     return spaces.Dict({key: obs_space[key] for key in keys})
-
-
-def _is_normed(value_norm: str) -> bool:
-    """True if values are learned at unit scale. Raises: ValueError for an unknown name."""
-    if value_norm not in _VALUE_NORMS:
-        raise ValueError(
-            f"PPOAgent.value_norm is {value_norm!r}, but must be one of "
-            f"{', '.join(map(repr, _VALUE_NORMS))}. Fix: bind PPOAgent.value_norm to one of these."
-        )
-    return value_norm != "none"
 
 
 def _output_layer(head: nn.Module) -> nn.Linear:

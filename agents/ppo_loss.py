@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..data.errors import check_choice, check_number
 from .masks import masked_mean
 from .schedules import Schedule, value_at
 
@@ -35,7 +36,7 @@ class PPOLoss(nn.Module):
 
     Args:
         kind: "clip" or "kl_penalty".
-        clip_eps: number or schedule.
+        clip_eps: number above 0, or a schedule, which may reach 0.
         value_clip: largest difference between a new value and the old one before its loss is clipped, in the
             units of the critic (normalised if values are); None: no clipping.
         value_clip_mode: "max" takes the larger of clipped and plain loss; "only" takes the clipped one, which
@@ -70,37 +71,32 @@ class PPOLoss(nn.Module):
         log_ratio_limit: float = 20.0,
     ) -> None:
         super().__init__()
-        _check_name("kind", kind, ("clip", "kl_penalty"))
-        _check_name("value_clip_mode", value_clip_mode, ("max", "only"))
-        _check_name("value_loss", value_loss, tuple(_VALUE_LOSSES))
-        _check_positive(
-            kl_target=kl_target, kl_beta=kl_beta, kl_decrease=kl_decrease, log_ratio_limit=log_ratio_limit
-        )
-        if not kl_decrease <= 1.0 <= kl_increase:
-            raise ValueError(
-                f"PPOLoss has kl_decrease={kl_decrease} and kl_increase={kl_increase}, but 1 must lie "
-                "between them. Fix: remove these bindings to use the defaults 0.5 and 2."
-            )
-        if kl_band < 1.0:
-            raise ValueError(
-                f"PPOLoss.kl_band is {kl_band}, but must be at least 1. Fix: remove this binding to use the "
-                "default 1.5."
-            )
-        if value_clip is not None:
-            _check_positive(value_clip=value_clip)
+        check_choice("PPOLoss.kind", kind, ("clip", "kl_penalty"))
+        check_choice("PPOLoss.value_clip_mode", value_clip_mode, ("max", "only"))
+        check_choice("PPOLoss.value_loss", value_loss, tuple(_VALUE_LOSSES))
+        check_number("PPOLoss.value_clip", value_clip, above=0, optional=True)
+        check_number("PPOLoss.kl_target", kl_target, above=0)
+        check_number("PPOLoss.kl_beta", kl_beta, above=0)
+        check_number("PPOLoss.kl_increase", kl_increase, lowest=1)
+        check_number("PPOLoss.kl_decrease", kl_decrease, above=0, highest=1)
+        check_number("PPOLoss.kl_band", kl_band, lowest=1)
+        check_number("PPOLoss.log_ratio_limit", log_ratio_limit, above=0)
+        if not callable(clip_eps):
+            check_number("PPOLoss.clip_eps", clip_eps, above=0)
         self.kind, self.value_clip, self.value_clip_mode = kind, value_clip, value_clip_mode
         self.value_loss = _VALUE_LOSSES[value_loss]
         self.kl_target, self.kl_increase, self.kl_decrease = kl_target, kl_increase, kl_decrease
         self.kl_band, self.log_ratio_limit = kl_band, log_ratio_limit
         self._clip_setting, self._entropy_setting = clip_eps, entropy_coef
         self.register_buffer("beta", torch.tensor(float(kl_beta)))
-        self.set_progress(0.0)
+        for progress in (1.0, 0.0):  # a schedule that ends out of range is refused now
+            self.set_progress(progress)
 
     def set_progress(self, progress: float) -> None:
         """Move schedules to `progress` in [0, 1] of training."""
         self.clip_eps = value_at(self._clip_setting, progress)
         self.entropy_coef = value_at(self._entropy_setting, progress)
-        _check_positive(clip_eps=self.clip_eps)
+        check_number("PPOLoss.clip_eps", self.clip_eps, lowest=0)
 
     def log_ratio(self, log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
         """New minus old log-probability, (..., 1) float32 within the limit."""
@@ -215,19 +211,3 @@ def value_metrics(
 
 def _variance(x: Tensor, mask: Tensor) -> Tensor:
     return masked_mean((x - masked_mean(x, mask)).square(), mask)
-
-
-def _check_name(setting: str, name: str, allowed: tuple[str, ...]) -> None:
-    if name not in allowed:
-        raise ValueError(
-            f"PPOLoss.{setting} is {name!r}, but must be one of {', '.join(map(repr, allowed))}. "
-            f"Fix: bind PPOLoss.{setting} to one of these."
-        )
-
-
-def _check_positive(**numbers: float) -> None:
-    for name, value in numbers.items():
-        if not value > 0.0:
-            raise ValueError(
-                f"PPOLoss.{name} is {value}, but must be positive. Fix: bind PPOLoss.{name}, e.g. 0.2."
-            )

@@ -6,12 +6,15 @@ A schedule is any function from training progress in [0, 1] to a value.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import gin
 import torch
 from torch.optim import lr_scheduler
+
+from ..data.errors import check_number
 
 Schedule = Callable[[float], float]
 _ROUNDING = 1e-6  # share of a step; absorbs rounding errors of progress, a quotient of epochs
@@ -33,8 +36,25 @@ class ConstantSchedule:
         return self.value
 
 
+class _Ramp(ABC):
+    """A value that moves from `start` to `end`, and is constant after progress `until`."""
+
+    def __init__(self, start: float = gin.REQUIRED, end: float = gin.REQUIRED, until: float = 1.0) -> None:
+        check_number(f"{type(self).__name__}.until", until, above=0, highest=1)
+        self.start, self.end, self.until = float(start), float(end), until
+
+    def __call__(self, progress: float) -> float:
+        """The value at `progress` in [0, 1]."""
+        share = self._share(min(progress / self.until, 1.0))
+        return (1.0 - share) * self.start + share * self.end
+
+    @abstractmethod
+    def _share(self, done: float) -> float:
+        """Share of the way from `start` to `end`, after a share `done` of the time."""
+
+
 @gin.configurable
-class LinearSchedule:
+class LinearSchedule(_Ramp):
     """A straight line from `start` to `end`, constant after progress `until`.
 
     Args:
@@ -44,18 +64,12 @@ class LinearSchedule:
     Raises: ValueError for `until` outside (0, 1].
     """
 
-    def __init__(self, start: float = gin.REQUIRED, end: float = gin.REQUIRED, until: float = 1.0) -> None:
-        _check_until("LinearSchedule", until)
-        self.start, self.end, self.until = float(start), float(end), until
-
-    def __call__(self, progress: float) -> float:
-        """The value at `progress` in [0, 1]."""
-        share = min(progress / self.until, 1.0)
-        return (1.0 - share) * self.start + share * self.end
+    def _share(self, done: float) -> float:
+        return done
 
 
 @gin.configurable
-class CosineSchedule:
+class CosineSchedule(_Ramp):
     """Half a cosine wave from `start` to `end`, constant after progress `until`.
 
     Args:
@@ -65,14 +79,8 @@ class CosineSchedule:
     Raises: ValueError for `until` outside (0, 1].
     """
 
-    def __init__(self, start: float = gin.REQUIRED, end: float = gin.REQUIRED, until: float = 1.0) -> None:
-        _check_until("CosineSchedule", until)
-        self.start, self.end, self.until = float(start), float(end), until
-
-    def __call__(self, progress: float) -> float:
-        """The value at `progress` in [0, 1]."""
-        share = 0.5 - 0.5 * math.cos(math.pi * min(progress / self.until, 1.0))
-        return (1.0 - share) * self.start + share * self.end
+    def _share(self, done: float) -> float:
+        return 0.5 - 0.5 * math.cos(math.pi * done)
 
 
 @gin.configurable
@@ -143,11 +151,3 @@ def value_at(setting: float | Schedule, progress: float) -> float:
             "number. Fix: bind a number, or a schedule with parentheses: @LinearSchedule()."
         )
     return float(value)
-
-
-def _check_until(name: str, until: float) -> None:
-    if not 0.0 < until <= 1.0:
-        raise ValueError(
-            f"{name}.until is {until}, but must lie in (0, 1]. Fix: bind the share of training after which "
-            f"the schedule reaches its end value, e.g. {name}.until = 0.8."
-        )

@@ -57,8 +57,8 @@ class Actor(nn.Module):
     def activations(self, state: Tensor) -> list[Tensor]:
         """Activations (..., d_hidden) of the hidden layers, first to last."""
         found = [state]
-        for linear, norm in zip(self.mlp.hidden, self.mlp.norms, strict=True):
-            found.append(self.mlp.activation(norm(linear(found[-1]))))
+        for linear in self.mlp.hidden:
+            found.append(self.mlp.activation(linear(found[-1])))
         return found[1:]
 
 

@@ -20,6 +20,7 @@ logger = logging.getLogger("loxodon")
 _PICTURE_AXES = 3
 _MAX_IDS = 1024  # per channel of a map; larger ranges are measurements rather than ids
 _SMALLEST_NATURE = 36  # pixels
+_SHIFT = 4  # pixels, at most (Kostrikov et al. 2020)
 _WIDEST = 1e6  # wider bounds, such as those of float32, contain no information about the values
 
 CNNType = Callable[..., nn.Module]
@@ -111,20 +112,19 @@ class IMPALAishCNN(nn.Module):
 # ---- from an observation to the input of convolutions ----
 
 
-def random_shift(pictures: Tensor, share: float, pixels: int = 4) -> Tensor:
-    """Move whole sequences of pictures by up to `pixels` in each direction; edges are repeated.
+def random_shift(pictures: Tensor, share: float) -> Tensor:
+    """Move whole sequences of pictures by up to four pixels in each direction; edges are repeated.
 
     Args:
         pictures: (B, L, C, H, W), any dtype. All L pictures of a sequence have the same shift, since a memory
             would mistake a changing shift for movement.
         share: share of the sequences that are moved.
-        pixels: largest shift.
     Returns: the same shape and dtype.
     Source: Kostrikov et al. 2020, arXiv:2004.13649, section 3 (there one shift per picture).
     """
     batch, device = len(pictures), pictures.device
     is_moved = torch.rand(batch, device=device) < share
-    moves = torch.randint(-pixels, pixels + 1, (2, batch), device=device) * is_moved
+    moves = torch.randint(-_SHIFT, _SHIFT + 1, (2, batch), device=device) * is_moved
     for axis, move in zip((-2, -1), moves, strict=True):
         size = pictures.shape[axis]
         source = (torch.arange(size, device=device) + move[:, None]).clamp(0, size - 1)

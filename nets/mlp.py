@@ -145,23 +145,20 @@ def initialize(module: nn.Module, init: str) -> None:
 
 
 class MLP(nn.Module):
-    """An MLP of `n_layers` hidden layers (linear, norm, activation; may be 0) and a linear output.
+    """An MLP of `n_layers` hidden layers (linear, activation; may be 0) and a linear output.
 
     Shapes: (..., d_in) -> (..., d_output).
     """
 
-    def __init__(
-        self, d_in: int, d_hidden: int, d_output: int, n_layers: int, activation: str, norm: str | None = None
-    ) -> None:
+    def __init__(self, d_in: int, d_hidden: int, d_output: int, n_layers: int, activation: str) -> None:
         super().__init__()
         self.activation = activation_fn(activation, overwrites=True)
         self.hidden = nn.ModuleList(Linear(d_hidden if i else d_in, d_hidden) for i in range(n_layers))
-        self.norms = nn.ModuleList(norm_layer(norm, d_hidden) for _ in range(n_layers))
         self.out = Linear(d_hidden if n_layers > 0 else d_in, d_output)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = as_rows(x)
-        for linear, norm in zip(self.hidden, self.norms, strict=True):
-            rows = self.activation(norm(linear(rows)))
+        for linear in self.hidden:
+            rows = self.activation(linear(rows))
         y: Tensor = self.out(rows)
         return y.view(*x.shape[:-1], y.shape[-1])

@@ -429,4 +429,5 @@ def build_mixer(
     try:
         return mixer_type(d_model, max_seq_len, **settings)
     except ValueError as error:
-        raise ValueError(str(error).replace(f"{mixer_type.__name__}.", f"{owner}.")) from error
+        error.args = (str(error).replace(f"{mixer_type.__name__}.", f"{owner}."),)
+        raise

@@ -43,7 +43,7 @@ class TstepEncoder(nn.Module, ABC):
         obs_space: the observations, one entry per name.
         rl2_dim: width 1 + A of the previous reward and action.
         specify_obs_keys: names of the observations to use; None for all.
-        hide_rl2s: replace previous reward and action by zeros, also for heads that read them.
+        hide_rl2s: replace previous reward and action by zeros.
         hide_rewards: replace only the previous reward by zeros.
         time_scale: append the index of the timestep in its episode, divided by this, to the previous reward
             and action; None leaves it out.
@@ -112,17 +112,12 @@ class TstepEncoder(nn.Module, ABC):
         update. Encoders without statistics need not override it.
         """
 
-    def shown(self, rl2s: Tensor) -> Tensor:
-        """Previous rewards and actions (..., 1+A), with zeros for hidden entries."""
-        if self.hide_rl2s:
-            return torch.zeros_like(rl2s)
-        if self.hide_rewards:
-            return torch.cat([torch.zeros_like(rl2s[..., :1]), rl2s[..., 1:]], dim=-1)
-        return rl2s
-
     def _shown(self, rl2s: Tensor, time_idxs: Tensor) -> Tensor:
-        """(B, L, rl2_dim) visible part of rl2s (B, L, 1+A) and of the time (B, L, 1)."""
-        rl2s = self.shown(rl2s)
+        """(B, L, rl2_dim): rl2s (B, L, 1+A) with zeros for hidden entries, and the time (B, L, 1) if used."""
+        if self.hide_rl2s:
+            rl2s = torch.zeros_like(rl2s)
+        elif self.hide_rewards:
+            rl2s = torch.cat([torch.zeros_like(rl2s[..., :1]), rl2s[..., 1:]], dim=-1)
         return rl2s if self.time_scale is None else torch.cat([rl2s, time_idxs / self.time_scale], dim=-1)
 
 

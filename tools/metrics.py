@@ -103,6 +103,7 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
             "target_mu": "running mean of the targets, times `reward_multiplier`; 0 with `PlainValues`",
             "target_sigma": "running standard deviation of the targets, times `reward_multiplier`; losses of "
             "critics are in its units. 1 with `PlainValues`",
+            "loss_weight": "factor of the losses of a discount (`WeighByAdvantage`)",
             "alpha": "entropy temperature (SACAgent)",
             "targets_at_ends": "share of the targets in the first or last value bin (MultiTaskAgent). Above "
             "a few per cent, the range of the bins is too small",

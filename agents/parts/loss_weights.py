@@ -8,8 +8,8 @@ import gin
 import torch
 from torch import Tensor
 
+from ...data.errors import check_number
 from ...nets import RunningStatistics, debiased_rate
-from .checks import require_above_zero
 
 
 @gin.configurable
@@ -48,7 +48,7 @@ class WeighByAdvantage(RunningStatistics):
             weight.
         enough: e_g that gives full weight.
         rare: see above; with infinity, every return is divided by its horizon.
-        max_horizon: in timesteps; longer horizons have the h_g of this one.
+        max_horizon: in timesteps; longer horizons count as this one in k_g.
     """
 
     reward_sizes: Tensor
@@ -62,12 +62,10 @@ class WeighByAdvantage(RunningStatistics):
         self, *, beta: float = 0.01, enough: float = 0.05, rare: float = 10.0, max_horizon: float = 1_000.0
     ) -> None:
         super().__init__()
-        require_above_zero("WeighByAdvantage", beta=beta, enough=enough, rare=rare, max_horizon=max_horizon)
-        if beta > 1.0:
-            raise ValueError(
-                f"WeighByAdvantage.beta is {beta}, but must be above 0 and at most 1. Fix: bind "
-                "WeighByAdvantage.beta = 0.01."
-            )
+        check_number("WeighByAdvantage.beta", beta, above=0, highest=1)
+        settings = {"enough": enough, "rare": rare, "max_horizon": max_horizon}
+        for name, value in settings.items():
+            check_number(f"WeighByAdvantage.{name}", value, above=0)
         self.beta, self.enough, self.rare, self.max_horizon = beta, enough, rare, max_horizon
 
     def build(self, discounts: Sequence[float]) -> None:

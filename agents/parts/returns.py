@@ -18,6 +18,7 @@ import gin
 import torch
 from torch import Tensor
 
+from ...data.errors import check_count, check_number
 from ...nets.recurrence import reverse_recurrence
 
 
@@ -86,8 +87,7 @@ class NStep(UncorrectedReturns):
     n: int = 1
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise ValueError(f"NStep.n is {self.n}, but must be at least 1. Fix: bind NStep.n = 1.")
+        check_count("NStep.n", self.n)
 
     def from_values(self, steps: Steps, next_values: Tensor) -> Tensor:
         rewards, terminated, mask, discounts = steps
@@ -114,7 +114,7 @@ class LambdaReturns(UncorrectedReturns):
     trace_decay: float = 0.8
 
     def __post_init__(self) -> None:
-        _check_decay("LambdaReturns", self.trace_decay)
+        check_number("LambdaReturns.trace_decay", self.trace_decay, lowest=0, highest=1)
 
     def from_values(self, steps: Steps, next_values: Tensor) -> Tensor:
         rewards, terminated, mask, discounts = steps
@@ -148,7 +148,7 @@ class Retrace(Returns):
     needs_probabilities: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_decay("Retrace", self.trace_decay)
+        check_number("Retrace.trace_decay", self.trace_decay, lowest=0, highest=1)
 
     def targets(self, steps: Steps, following: Lookahead, reduce: Reduce) -> Tensor:
         values, q, log_ratio = following.corrections()
@@ -158,14 +158,6 @@ class Retrace(Returns):
             rewards, terminated, mask, values, steps.discounts, next_q=q, next_traces=traces[:, :, None]
         )
         return reduce(found)
-
-
-def _check_decay(name: str, trace_decay: float) -> None:
-    if not 0.0 <= trace_decay <= 1.0:
-        raise ValueError(
-            f"{name}.trace_decay is {trace_decay}, but must lie in [0, 1]. "
-            f"Fix: bind, say, {name}.trace_decay = 0.9."
-        )
 
 
 def n_step_targets(

@@ -13,9 +13,9 @@ import gin
 import torch
 from torch import Tensor
 
+from ...data.errors import check_number
 from ...nets import RunningStatistics, debiased_rate
 from ...nets.recurrence import running_sum
-from .checks import require_above_zero
 
 _LEAST_SIGMA = 1e-4  # keeps divisions finite
 
@@ -87,11 +87,7 @@ class _MovingMoments(ValueScale):
 
     def __init__(self, beta: float) -> None:
         super().__init__()
-        if not 0.0 < beta <= 1.0:
-            name = type(self).__name__
-            raise ValueError(
-                f"{name}.beta is {beta}, but must be above 0 and at most 1. Fix: bind {name}.beta = 5e-4."
-            )
+        check_number(f"{type(self).__name__}.beta", beta, above=0, highest=1)
         self.beta = beta
 
     def build(self, discounts: Sequence[float]) -> None:
@@ -140,7 +136,7 @@ class PopArt(_MovingMoments):
 
     def __init__(self, *, beta: float = 5e-4, init_nu: float = 100.0) -> None:
         super().__init__(beta)
-        require_above_zero("PopArt", init_nu=init_nu)
+        check_number("PopArt.init_nu", init_nu, above=0)
         self.init_nu = float(init_nu)
 
     def build(self, discounts: Sequence[float]) -> None:
@@ -217,11 +213,7 @@ class FixedUnits(_MovingMoments):
 
     def __init__(self, *, beta: float = 5e-4, floor: float = 0.1) -> None:
         super().__init__(beta)
-        if not 0.0 < floor <= 1.0:
-            name = type(self).__name__
-            raise ValueError(
-                f"{name}.floor is {floor}, but must be above 0 and at most 1. Fix: bind {name}.floor = 0.1."
-            )
+        check_number(f"{type(self).__name__}.floor", floor, above=0, highest=1)
         self.floor = floor
 
     def build(self, discounts: Sequence[float]) -> None:

@@ -9,6 +9,7 @@ import gin
 import gymnasium as gym
 import numpy as np
 
+from ...data.errors import check_count, check_number
 from ..kshot import KEEP_TASK
 from ..returned import METRIC_PREFIX
 
@@ -26,7 +27,8 @@ class HalfCheetahVelocity(gym.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.nda
         slowest: minimum target velocity in metres per second. The target is drawn uniformly at every reset,
             and kept with the option "keep_task".
         fastest: maximum target velocity.
-    Raises: gymnasium.error.DependencyNotInstalled without the package mujoco.
+    Raises: ValueError for impossible settings; gymnasium.error.DependencyNotInstalled without the package
+        mujoco.
     Source: Finn et al. 2017, arXiv:1703.03400, section 5.3.
     """
 
@@ -38,6 +40,9 @@ class HalfCheetahVelocity(gym.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.nda
         slowest: float = 0.0,
         fastest: float = 3.0,
     ) -> None:
+        check_count("HalfCheetahVelocity.time_limit", time_limit)
+        check_number("HalfCheetahVelocity.fastest", fastest)
+        check_number("HalfCheetahVelocity.slowest", slowest, highest=fastest)
         super().__init__(
             gym.make(
                 "HalfCheetah-v5",

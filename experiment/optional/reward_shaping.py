@@ -9,6 +9,7 @@ import gin
 import numpy as np
 
 from ...data import RLDataset
+from ...data.errors import check_number
 
 ShapeRewards = Callable[[np.ndarray, float], np.ndarray]
 
@@ -27,6 +28,9 @@ class ScaleRewards:
     def __init__(
         self, scale: float = 1.0, shift: float = 0.0, low: float | None = None, high: float | None = None
     ) -> None:
+        settings = {"scale": scale, "shift": shift, "low": low, "high": high}
+        for name, value in settings.items():
+            check_number(f"ScaleRewards.{name}", value, optional=name in ("low", "high"))
         if low is not None and high is not None and low >= high:
             raise ValueError(
                 f"ScaleRewards.low is {low}, but must be below ScaleRewards.high = {high}. Fix: swap them."

@@ -136,10 +136,13 @@ def test_discounts_are_weighted_by_how_much_their_mean_rewards_vary(space: Space
         agent.values.nu.copy_(torch.tensor([[1.25], [104.0], [1000.0]]))  # mean squares
         agent.values.mu.copy_(torch.tensor([[0.5], [2.0], [0.0]]))
         torch.manual_seed(1)
-        found.append(agent(make_batch(space)))
+        found.append(agent(make_batch(space), with_metrics=True))
     # The deviations are 1, 10 and 31.6; the factors are 1, 0.1 and 0.001 (at most 1,000 timesteps count).
     weights = torch.tensor([[1.0], [1.0], [0.001]])
     weighed, plain = found
+    logged = {name: float(x) for name, x in weighed.metrics.items() if name.startswith("loss_weight")}
+    expected = {"loss_weight": 0.001, "loss_weight/0": 1.0, "loss_weight/0.9": 1.0, "loss_weight/1": 0.001}
+    assert logged == pytest.approx(expected, rel=1e-4)
     torch.testing.assert_close(weighed.actor, plain.actor * weights)
     torch.testing.assert_close(weighed.critic, plain.critic * weights)
 

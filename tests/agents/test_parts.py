@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -108,6 +109,10 @@ def test_a_value_that_is_not_a_part_is_refused_with_a_fix(setting: str, wrong: A
     ("make", "words"),
     [
         (lambda: NStep(0), "NStep.n is 0"),
+        (lambda: NStep(math.nan), "NStep.n is nan"),  # type: ignore[arg-type]
+        (lambda: make_agent(online_coeff=math.nan), "Agent.online_coeff is nan"),
+        (lambda: make_agent(offline_coeff=math.nan), "Agent.offline_coeff is nan"),
+        (lambda: make_agent(entropy_coeff=math.nan), "Agent.entropy_coeff is nan"),
         (lambda: LambdaReturns(2.0), "LambdaReturns.trace_decay is 2.0"),
         (lambda: Retrace(-0.1), "Retrace.trace_decay is -0.1"),
         (lambda: RandomSubset(size=0), "RandomSubset.size is 0"),

@@ -59,8 +59,11 @@ def test_schedules_follow_the_progress() -> None:
     loss = PPOLoss(clip_eps=LinearSchedule(0.2, 0.1), entropy_coef=LinearSchedule(0.1, 0.0))
     loss.set_progress(0.5)
     assert (loss.clip_eps, loss.entropy_coef) == pytest.approx((0.15, 0.05))
-    with pytest.raises(ValueError, match=r"PPOLoss\.clip_eps is 0\.0.*Fix"):
-        PPOLoss(clip_eps=LinearSchedule(0.2, 0.0)).set_progress(1.0)
+    loss = PPOLoss(clip_eps=LinearSchedule(0.2, 0.0))
+    loss.set_progress(1.0)  # the ratio is then clipped to 1
+    assert actor(loss) == pytest.approx([-3.0, 6.0, -1.5, 3.0])
+    with pytest.raises(ValueError, match=r"PPOLoss\.clip_eps is -0\.1.*Fix"):
+        PPOLoss(clip_eps=LinearSchedule(0.2, -0.1))
 
 
 def test_log_ratios_are_limited() -> None:
@@ -124,8 +127,9 @@ def test_beta_changes_by_the_bound_factors_and_not_when_clipping() -> None:
             ({name: -1.0}, rf"PPOLoss\.{name} is -1\.0")
             for name in ("kl_target", "kl_beta", "log_ratio_limit", "clip_eps", "value_clip")
         ),
-        ({"kl_decrease": 2.0}, r"kl_decrease=2\.0"),
+        ({"kl_decrease": 2.0}, r"PPOLoss\.kl_decrease is 2\.0"),
         ({"kl_band": 0.5}, r"PPOLoss\.kl_band is 0\.5"),
+        ({"kl_band": math.nan}, r"PPOLoss\.kl_band is nan"),
     ],
     ids=str,
 )

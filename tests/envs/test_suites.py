@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,12 @@ def test_cheetahs_are_rewarded_for_the_wanted_velocity() -> None:
     assert info[METRIC_PREFIX + "velocity_error"] == pytest.approx(np.mean(errors[-50:]), abs=1e-5)
     env.reset()
     assert env.wanted != first
+
+
+@pytest.mark.parametrize(("setting", "wrong"), [("time_limit", -1), ("slowest", 4.0), ("fastest", math.nan)])
+def test_impossible_settings_of_cheetahs_are_refused(setting: str, wrong: Any) -> None:
+    with pytest.raises(ValueError, match=rf"HalfCheetahVelocity.{setting} is {wrong}.*Fix"):
+        HalfCheetahVelocity(**{setting: wrong})
 
 
 def test_attempts_of_a_cheetah_share_one_velocity() -> None:

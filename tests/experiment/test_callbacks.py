@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from functools import partial
@@ -334,3 +335,5 @@ def test_mistakes_are_reported_before_the_start(tmp_path: Path) -> None:
             make_experiment(tmp_path, **{"RewardShaping.shaper": wrong}).start()
     with pytest.raises(ValueError, match=r"ScaleRewards.low is 2.*high = 1.*Fix"):
         ScaleRewards(low=2.0, high=1.0)
+    with pytest.raises(ValueError, match=r"ScaleRewards.scale is nan.*Fix"):
+        ScaleRewards(math.nan)
