@@ -388,6 +388,9 @@ def is_on_policy(agent_type: Any) -> bool:
 
 def shrink(settings: Settings) -> None:
     """Change the settings of a test run: `<run_name>-test`, one epoch, tiny numbers, nothing published."""
+    separate_data(
+        settings.dataset, settings.train_timesteps_per_epoch > 0, settings.ckpt_base_dir, settings.run_name
+    )
     settings.run_name += "-test"
     for name, value in fields_with("tiny").items():
         setattr(settings, name, value)
@@ -397,12 +400,23 @@ def shrink(settings: Settings) -> None:
         setattr(settings, name, min(getattr(settings, name), most))
     settings.batch_size = min(settings.sequences_per_batch, _FEW_SEQUENCES)
     settings.train_batches_per_epoch = min(settings.train_batches_per_epoch, 2 * settings.batches_per_update)
-    keep_in_own_folder(settings.dataset)
 
 
-def keep_in_own_folder(dataset: Any) -> None:
-    """Let writers of new trajectories use the folder of the run; data that are only read stay in place."""
-    if getattr(dataset, "takes_new_trajs", False):
-        dataset.dset_root = dataset.dset_name = None
+def separate_data(dataset: Any, collects: bool, root: str, name: str) -> None:
+    """Let new trajectories go to the folder of the test run; data that are only read stay in place.
+
+    Args:
+        dataset: the dataset of the run, or a part of it.
+        collects: False if the run collects nothing, so that all its data are only read.
+        root: folder of datasets without their own, in the real run.
+        name: name of datasets without their own, in the real run.
+    """
+    if hasattr(dataset, "takes_new_trajs"):
+        dataset.takes_new_trajs &= collects
+        if dataset.takes_new_trajs:
+            dataset.dset_root = dataset.dset_name = None
+        else:  # found there no matter where the folder of the test run is
+            dataset.dset_root = root if dataset.dset_root is None else dataset.dset_root
+            dataset.dset_name = name if dataset.dset_name is None else dataset.dset_name
     for part in getattr(dataset, "datasets", ()):
-        keep_in_own_folder(part)
+        separate_data(part, collects, root, name)
