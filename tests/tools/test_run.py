@@ -330,6 +330,13 @@ def test_the_parts_of_a_mixture_are_redirected(tmp_path: Path) -> None:
     assert [(part.dset_root, part.dset_name) for part in parts] == [(None, None), (str(tmp_path), "old")]
 
 
+def test_a_test_run_begins_with_an_empty_buffer() -> None:
+    for num_bits in (1, 2):  # trajectories of the first do not fit the second
+        assert main(["tiny.gin", f"TMazePassive.num_bits={num_bits}", "--test-run"]) == 0
+    assert list(Path("runs/tiny-test/buffer/fifo").iterdir())
+    assert list(Path("runs/tiny-test/buffer/superseded").iterdir())
+
+
 @pytest.mark.parametrize("option", ["--check", "--test-run"])
 def test_a_test_run_without_collection_needs_the_named_data(
     option: str, capsys: pytest.CaptureFixture[str]
