@@ -35,4 +35,5 @@ if __name__ == "__main__":
     words = ["--config", "cartpole", "--config", "agents/bc", "--run-name", "offline"]
     words += ["Experiment.train_timesteps_per_epoch=0", "Experiment.epochs=6"]  # no collection
     words += ["DiskTrajDataset.dset_root='datasets'", "DiskTrajDataset.dset_name='cartpole'"]
+    words += ["DiskTrajDataset.takes_new_trajs=False"]
     sys.exit(main([*words, *sys.argv[1:]]))

@@ -146,7 +146,7 @@ class Settings:
     # ---- replay ----
 
     traj_save_len: float = setting(1e10, "longest trajectory file, in transitions", above=0)
-    has_dset_edit_rights: bool = setting(True, "this process may delete old files", tiny=False)
+    has_dset_edit_rights: bool = setting(True, "this process may delete old files")
     stagger_traj_file_lengths: bool = setting(True, "draw file lengths within max_seq_len of traj_save_len")
     save_trajs_as: str = setting(
         "npz", "format of trajectory files", choices=("npz", "npz-compressed"), in_hash=False
@@ -388,6 +388,9 @@ def is_on_policy(agent_type: Any) -> bool:
 
 def shrink(settings: Settings) -> None:
     """Change the settings of a test run: `<run_name>-test`, one epoch, tiny numbers, nothing published."""
+    settings.has_dset_edit_rights = separate_data(
+        settings.dataset, settings.train_timesteps_per_epoch > 0, settings.ckpt_base_dir, settings.run_name
+    )
     settings.run_name += "-test"
     for name, value in fields_with("tiny").items():
         setattr(settings, name, value)
@@ -397,12 +400,25 @@ def shrink(settings: Settings) -> None:
         setattr(settings, name, min(getattr(settings, name), most))
     settings.batch_size = min(settings.sequences_per_batch, _FEW_SEQUENCES)
     settings.train_batches_per_epoch = min(settings.train_batches_per_epoch, 2 * settings.batches_per_update)
-    keep_in_own_folder(settings.dataset)
 
 
-def keep_in_own_folder(dataset: Any) -> None:
-    """Let writers of new trajectories use the folder of the run; data that are only read stay in place."""
-    if getattr(dataset, "takes_new_trajs", False):
-        dataset.dset_root = dataset.dset_name = None
-    for part in getattr(dataset, "datasets", ()):
-        keep_in_own_folder(part)
+def separate_data(dataset: Any, collects: bool, root: str, name: str) -> bool:
+    """Let new trajectories go to the folder of the test run; data that are only read stay in place.
+
+    Args:
+        dataset: the dataset of the run, or a part of it.
+        collects: False if the run collects nothing, so that all its data are only read.
+        root: folder of datasets without their own, in the real run.
+        name: name of datasets without their own, in the real run.
+
+    Returns: True if the test run may move and delete every file that the dataset can change.
+    """
+    if hasattr(dataset, "takes_new_trajs"):
+        dataset.takes_new_trajs &= collects
+        if dataset.takes_new_trajs:
+            dataset.dset_root = dataset.dset_name = None
+        else:  # found there no matter where the folder of the test run is
+            dataset.dset_root = root if dataset.dset_root is None else dataset.dset_root
+            dataset.dset_name = name if dataset.dset_name is None else dataset.dset_name
+    parts = [separate_data(part, collects, root, name) for part in getattr(dataset, "datasets", ())]
+    return all(parts) if parts else hasattr(dataset, "takes_new_trajs")

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -58,6 +59,25 @@ class Parser(argparse.ArgumentParser):
         """Print an error and end the process; the text says where the mistake is."""
         sys.stderr.write(f"config error: {message}\n")
         raise SystemExit(USAGE_ERROR)
+
+
+def writing_problem(folder: Path, option: str) -> str | None:
+    """Why no file can be written into a folder, which may not exist yet; None if one can."""
+    try:
+        place = next(path for path in (folder, *folder.parents) if path.exists())
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        return (
+            f"the output folder {folder} cannot be written to ({error.strerror}). Fix: choose another place "
+            f"with {option}."
+        )
+    return None
+
+
+def _check_output(parser: Parser, folder: Path, option: str) -> None:
+    """End the process if no file can be written into a folder."""
+    if problem := writing_problem(folder, option):
+        parser.error(problem)
 
 
 def at_least_1(text: str) -> int:
@@ -374,6 +394,14 @@ def parse_evaluate(words: Sequence[str] | None = None) -> argparse.Namespace:
             "--set changes the run's environments, which --env replaces. Fix: remove one of the two."
         )
     _check_exists(args.run)
+    if args.output is not None:
+        if args.output.exists() and not args.output.is_file():
+            parser.error(
+                f"--json {args.output} is not a plain file. Fix: write --json results.json, for example."
+            )
+        _check_output(parser, args.output.parent, "--json")
+    if args.video is not None and args.video != Path():
+        _check_output(parser, args.video, "--video")
     return args
 
 
@@ -403,6 +431,7 @@ def parse_export(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--push", metavar="REPO_ID", help=push)
     args = parser.parse_args(words)
     _check_exists(args.run)
+    _check_output(parser, args.output, "-o")
     return args
 
 
@@ -435,7 +464,9 @@ def parse_report(words: Sequence[str] | None = None) -> argparse.Namespace:
         "settings"
     )
     add("--group", action="append", default=[], metavar="PREFIX", help=by_name)
-    return parser.parse_args(words)
+    args = parser.parse_args(words)
+    _check_output(parser, args.output, "-o")
+    return args
 
 
 # ---- benchmark ----
@@ -505,6 +536,9 @@ def parse_benchmark(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("an agent of your own needs a name. Fix: add --name mine.")
     if args.name is not None and not re.fullmatch(r"[\w.+-]+", args.name):
         parser.error(f"--name {args.name!r} is not a file name. Fix: use letters, digits and . + - _ only.")
+    _check_output(parser, args.output, "-o")
+    if args.page is not None:
+        _check_output(parser, args.page.parent, "--page")
     return args
 
 
@@ -551,4 +585,5 @@ def parse_sweep(
     run = parse_run(others)
     if run.seeds is not None or run.run_name is not None:
         parser.error("a sweep names its runs itself. Fix: remove --seeds and --run-name.")
+    _check_output(parser, args.output or Path("sweeps"), "-o")
     return args, run, others

@@ -32,7 +32,7 @@ from ..experiment.checkpoint.recipes import from_json
 from ..experiment.checkpoint.spaces import EnvSpaces, check_spaces
 from ..experiment.checkpoint.store import CheckpointManager
 from ..experiment.collect.build import make_envs
-from ..experiment.config import explained, load_config
+from ..experiment.config import ConfigError, explained, load_config
 from ..experiment.config.reading import search_in
 from ..experiment.evaluation import Evaluator
 from ..experiment.experiment import Experiment
@@ -40,7 +40,7 @@ from ..experiment.process.files import json_object, write_text
 from ..experiment.process.rng import isolated_rng
 from ..experiment.process.versions import import_extra
 from ..nets import TrajEncoder
-from .arguments import PARALLEL_WITH_ENV, parse_evaluate
+from .arguments import PARALLEL_WITH_ENV, parse_evaluate, writing_problem
 from .report.estimates import mean, with_interval
 from .report.runs import EVALUATION_FORMAT, EVALUATIONS
 from .run import exit_status, say
@@ -84,18 +84,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _evaluate(args: argparse.Namespace) -> int:
     if args.video is not None:
         import_extra("moviepy", "loxodon[video]")
-    found = find_policy(args.run, args.policy)
-    recipe = _recipe(args, found.run_dir)
+    with explained():
+        found = find_policy(args.run, args.policy)
+        recipe = _recipe(args, found.run_dir)
+    env = args.env or ", ".join(["val", *args.set])  # a modified environment counts as another one
+    place = args.output
+    if place is None and found.run_dir is not None:
+        name = f"{found.name}-{env}-{'sampled' if args.sampled else 'greedy'}"
+        place = found.run_dir / EVALUATIONS / f"{re.sub(r'[^-.a-zA-Z0-9]+', '_', name)}.json"
+        if problem := writing_problem(place.parent, "--json"):
+            raise ConfigError(problem)
     results: list[dict[str, Any]] = []
-    with contextlib.closing(recipe.make(args.seed)) as envs:
+    with explained():
+        made = recipe.make(args.seed)
+    with contextlib.closing(made) as envs:
         for size in args.context:
             policy = load_policy(found.file, device=args.device, sample=args.sampled, trust=args.trust)
-            check_spaces(
-                policy.info.env_spaces(),
-                EnvSpaces(envs.env_observation_space, envs.env_action_space),
-                what=f"The policy in {found.file}",
-                fix="evaluate it in an environment with the observations and actions it was trained with.",
-            )
+            with explained():
+                check_spaces(
+                    policy.info.env_spaces(),
+                    EnvSpaces(envs.env_observation_space, envs.env_action_space),
+                    what=f"The policy in {found.file}",
+                    fix="choose an environment with the observations and actions it was trained with.",
+                )
             if size is not None:
                 cut_memory(policy.agent, size)
             with Console(stderr=True).status(f"{args.episodes} episodes, memory: {size or 'full'}"):
@@ -103,7 +114,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     report = {
         "format": EVALUATION_FORMAT,
         "run": (found.run_dir or found.file).resolve().name,
-        "env": args.env or ", ".join(["val", *args.set]),  # a modified environment counts as another one
+        "env": env,
         "policy": found.name,
         "epoch": policy.info.epoch,
         "sampled": args.sampled,
@@ -112,10 +123,6 @@ def _evaluate(args: argparse.Namespace) -> int:
         "results": results,
     }
     print_table(results)
-    name = f"{found.name}-{report['env']}-{'sampled' if args.sampled else 'greedy'}"
-    place = args.output
-    if place is None and found.run_dir is not None:
-        place = found.run_dir / EVALUATIONS / f"{re.sub(r'[^-.a-zA-Z0-9]+', '_', name)}.json"
     if place is not None:
         write_text(place, json.dumps(report) + "\n")
         say(f"results  {place}")

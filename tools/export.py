@@ -14,6 +14,7 @@ from ..data.errors import visible
 from ..experiment.checkpoint.policy_file import PolicyInfo, read_info, read_json
 from ..experiment.checkpoint.recipes import called_name
 from ..experiment.checkpoint.store import CheckpointManager
+from ..experiment.config import explained
 from ..experiment.output.plots import ENV_STEPS, Curves, curves_if_readable, metrics_of
 from ..experiment.process.files import atomic_write, check_inside, check_tree, write_text
 from ..experiment.process.versions import import_extra
@@ -35,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _export(args: argparse.Namespace) -> int:
     # Its client has the login of `hf auth login`.
     hub = None if args.push is None else import_extra("huggingface_hub", "huggingface_hub").HfApi()
-    found = find_policy(args.run, args.policy)
+    with explained():
+        found = find_policy(args.run, args.policy)
     run_dir = found.run_dir
     if run_dir is None:
         raise ValueError(
@@ -52,8 +54,6 @@ def _export(args: argparse.Namespace) -> int:
         sources[_FILM] = max(shown, key=lambda path: path.stat().st_mtime)
     if missing := [path for path in sources.values() if not path.is_file()]:
         raise FileNotFoundError(f"There is no file {missing[0]}. Fix: export a run whose folder is complete.")
-    if args.output.exists() and not args.output.is_dir():
-        raise ValueError(f"{args.output} is not a folder. Fix: choose a folder with -o.")
     card = _card(run_dir, found, args, _FILM in sources)
     for name, source in sources.items():
         with atomic_write(args.output / name) as temp:  # replaces an existing link

@@ -26,7 +26,7 @@ from ..gin_configs.presets import preset_root
 from ..gin_configs.start import GinText
 from .arguments import parse_run, program_name
 from .device import check_device, choose_device
-from .dry_run import dry_run, work_of
+from .dry_run import dry_run, lack_of_data, work_of
 from .seeds import run_seeds
 
 
@@ -204,8 +204,8 @@ def _run(
         exp.close()  # stores finished trajectories
         raise
     exp.close()
-    if exp.trainer.idle_epochs and not exp.learner.gradient_steps and not exp.test_run:
-        say(f"error: This run made no update. {exp.why_idle()}", error=True)
+    if problem := lack_of_data(exp):
+        say(f"error: {problem}", error=True)
         return FAILED
     if exp.accelerator.is_main_process and exp.test_run:
         say(f"test run passed: {work_of(exp)}, all in {exp.run_dir}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -279,14 +280,20 @@ def test_a_run_is_evaluated_in_its_own_environments_with_changes_on_top(
         ("epoch:7",): "policy_epoch_7.safetensors: runs/tiny has best, latest, epoch:0. Fix: choose one",
         ("newest",): "--policy is 'newest', but must be best, latest or epoch:N. Fix: ",
         ("latest", "--set", "TMazePassive.horizn=2"): "Did you mean 'horizon'?",
+        ("latest", "--env", "CartPole-v9"): "Fix: ",
+        ("latest", "--set", "TMazePassive.horizon=-5"): "TMazePassive.horizon is -5",
         ("latest", "--env", "CartPole-v1"): "belongs to another environment: ",
     }.items():
-        assert main([str(folder), *words, *wrong]) in (1, 2)
+        assert main([str(folder), *words, *wrong]) == 2
         assert says in capsys.readouterr().err
+    shutil.rmtree(folder / "evaluations")
+    (folder / "evaluations").touch()
+    assert main([str(folder), *words, "latest"]) == 2
+    assert "evaluations cannot be written to (Not a directory). Fix: " in capsys.readouterr().err
 
 
 def test_a_policy_file_on_its_own_needs_an_environment(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([a_policy_that_remembers_the_bit()]) == 1
+    assert main([a_policy_that_remembers_the_bit()]) == 2
     assert "Fix: give the folder of such a run, or name an environment, e.g. --env" in capsys.readouterr().err
 
 
@@ -294,7 +301,7 @@ def test_a_policy_file_on_its_own_needs_an_environment(capsys: pytest.CaptureFix
 def test_videos_of_episodes_are_recorded(env: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("moviepy")
     words = [a_policy_that_remembers_the_bit(), "--env", env or "CartPole-v1", "--episodes", "1"]
-    assert main([*words, "--video", "films"]) == (0 if env else 1)
+    assert main([*words, "--video", "films"]) == (0 if env else 2)
     if env:
         assert [path.name for path in sorted(Path("films").iterdir())] == [
             f"sign-episode-{i}.mp4" for i in range(3)
@@ -313,5 +320,5 @@ def test_a_run_configured_in_python_is_evaluated_in_its_own_environment(
     nameless = run(
         make_experiment(Path(), make_val_env=lambda: CountingEnv(length=3), epochs=1, run_name="b", **types)
     )
-    assert main([str(nameless.run_dir)]) == 1
+    assert main([str(nameless.run_dir)]) == 2
     assert "does not record how to create its environment" in capsys.readouterr().err

@@ -96,6 +96,18 @@ def test_run_is_the_default_command(
         ("evaluate . --context 1,two", 2, "'1,two' is not a list such as 1,16,full. Fix: "),
         ("export nowhere -o there", 2, "error: nowhere does not exist. Fix: give the folder of a run"),
         ("export .", 2, "the following arguments are required: -o/--output. Fix: see loxodon export --help"),
+        ("evaluate . --json .", 2, "--json . is not a plain file. Fix: "),
+        ("evaluate . --json file/a.json", 2, "the output folder file cannot be written to (Not a directory)"),
+        ("evaluate . --video file", 2, "the output folder file cannot be written to (Not a directory). Fix"),
+        (
+            "export . -o file/x",
+            2,
+            "(Not a directory). Fix: choose another place with -o",
+        ),
+        ("report . -o /dev/null", 2, "cannot be written to (Not a directory). Fix: choose another place"),
+        ("sweep tmaze --trials 1 -o file", 2, "cannot be written to (Not a directory). Fix: "),
+        ("benchmark classic CartPole-v1 -o file", 2, "cannot be written to (Not a directory). Fix: "),
+        ("benchmark classic --page file/x.md", 2, "cannot be written to (Not a directory). Fix: "),
         ("report . --metrics val/return", 2, "Did you mean '--metric'"),
         ("status nowhere", 2, "error: nowhere does not exist. Fix: give the folder of a run"),
         ("sweep tmaze", 2, "the following arguments are required: --trials. Fix: see loxodon sweep --help"),
@@ -124,8 +136,16 @@ def test_run_is_the_default_command(
     ],
 )
 def test_arguments_are_checked_before_torch_is_imported(
-    typed: str, status: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    typed: str,
+    status: int,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+
     def refuse(name: str) -> None:
         raise AssertionError(f"{typed} imported what does {name}")
 

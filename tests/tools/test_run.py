@@ -332,6 +332,28 @@ def test_the_parts_of_a_mixture_are_redirected(tmp_path: Path) -> None:
     assert [(part.dset_root, part.dset_name) for part in parts] == [(None, None), (str(tmp_path), "old")]
 
 
+def test_a_test_run_begins_with_an_empty_buffer() -> None:
+    for num_bits in (1, 2):  # trajectories of the first do not fit the second
+        assert main(["tiny.gin", f"TMazePassive.num_bits={num_bits}", "--test-run"]) == 0
+    assert list(Path("runs/tiny-test/buffer/fifo").iterdir())
+    assert list(Path("runs/tiny-test/buffer/superseded").iterdir())
+
+
+@pytest.mark.parametrize("option", ["--check", "--test-run"])
+def test_a_test_run_without_collection_needs_the_named_data(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tiny.gin", "--run-name", "data"]) == 0
+    before = sorted(Path("runs").rglob("*"))
+    words = ["tiny.gin", "Experiment.train_timesteps_per_epoch=0", option]
+    assert main([*words, "DiskTrajDataset.dset_name=data"]) == 0
+    assert "passed: 0 env steps, 1 updates" in capsys.readouterr().out
+    assert main([*words, "DiskTrajDataset.dset_name=typo"]) == (2 if option == "--check" else 1)
+    assert "error: This run made no update. Nothing is collected" in capsys.readouterr().err
+    made = sorted(path for path in Path("runs").rglob("*") if path.parts[1] != "tiny-test")
+    assert made == before
+
+
 @pytest.mark.slow
 def test_a_test_run_of_an_on_policy_agent_includes_all_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
