@@ -81,7 +81,7 @@ class Agent(FilteredActorAgent):
         actor_loss, weights = self._actor_loss(transitions, policy, q_policy, advantages)
         metrics: dict[str, Tensor] = {}
         if with_metrics:
-            metrics = self.figures(
+            metrics = self.metrics(
                 transitions,
                 q=q_data,
                 targets=targets,

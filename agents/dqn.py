@@ -96,7 +96,7 @@ class DQNAgent(OffPolicyAgent):
         loss = self.critic_errors(q, targets)
         metrics: dict[str, Tensor] = {}
         if with_metrics:
-            metrics = self.figures(transitions, q=q, targets=targets)
+            metrics = self.metrics(transitions, q=q, targets=targets)
         return LossTerms(loss.new_zeros(*loss.shape[:2], len(self.discounts), 1), loss, metrics)
 
     def _greedy(self, values: Tensor, at: Timesteps) -> Categorical:

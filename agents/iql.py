@@ -88,7 +88,7 @@ class IQLAgent(OffPolicyAgent):
         actor_loss = -weights * policy.log_prob(transitions.recorded)
         metrics: dict[str, Tensor] = {}
         if with_metrics:
-            metrics = self.figures(
+            metrics = self.metrics(
                 transitions,
                 q=q,
                 targets=targets,

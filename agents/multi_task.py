@@ -86,7 +86,7 @@ class MultiTaskAgent(FilteredActorAgent):
         actor_loss = self.with_entropy_bonus(imitation, policy)
         metrics: dict[str, Tensor] = {}
         if with_metrics:
-            metrics = self.figures(
+            metrics = self.metrics(
                 transitions,
                 q=q,
                 targets=targets,

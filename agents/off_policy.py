@@ -392,7 +392,7 @@ class OffPolicyAgent(BaseAgent, ABC):
     # --- metrics -------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def figures(
+    def metrics(
         self,
         transitions: Transitions,
         *,

@@ -83,7 +83,7 @@ class SACAgent(OffPolicyAgent):
         actor_loss = actor_loss + self.log_alpha * (entropy.detach() - self.target_entropy)
         metrics: dict[str, Tensor] = {}
         if with_metrics:
-            metrics = self.figures(
+            metrics = self.metrics(
                 transitions,
                 q=q_data,
                 targets=targets,

@@ -13,7 +13,7 @@ import numpy as np
 from .returned import METRIC_PREFIX
 
 logger = logging.getLogger("loxodon")
-_OWN = ("return", "return_p20", "episode_length", "episodes", "env_steps")  # also logged as <figure>/<env>
+_OWN = ("return", "return_p20", "episode_length", "episodes", "env_steps")  # also logged as <name>/<env>
 
 
 def _join(prefix: str, name: str) -> str:
@@ -24,7 +24,7 @@ def _mean_of_means(groups: Mapping[str, Sequence[float]]) -> float:
     return float(np.mean([np.mean(values) for values in groups.values()]))
 
 
-def _figures(returns: Sequence[float], lengths: Sequence[int]) -> dict[str, float]:
+def _metrics(returns: Sequence[float], lengths: Sequence[int]) -> dict[str, float]:
     """The metrics in `_OWN` over some episodes."""
     values = (np.mean(returns), np.percentile(returns, 20), np.mean(lengths), len(returns), np.sum(lengths))
     return {name: float(value) for name, value in zip(_OWN, values, strict=True)}
@@ -95,17 +95,17 @@ class ReturnHistory:
 
         `return`, `episode_length`: mean over the environment names of their means; `return_p20`: 20th
         percentile over all episodes; `episodes`: their number; `env_steps`: their steps. Each also appears as
-        `<figure>/<env>`, over the episodes of one environment name.
+        `<name>/<env>`, over the episodes of one environment name.
         """
         if not self.num_episodes:
             return {}
         every_return = [value for values in self.returns.values() for value in values]
         every_length = [value for values in self.lengths.values() for value in values]
-        figures = _figures(every_return, every_length)
-        figures |= {"return": _mean_of_means(self.returns), "episode_length": _mean_of_means(self.lengths)}
+        metrics = _metrics(every_return, every_length)
+        metrics |= {"return": _mean_of_means(self.returns), "episode_length": _mean_of_means(self.lengths)}
         for env, values in self.returns.items():
-            figures |= {f"{name}/{env}": x for name, x in _figures(values, self.lengths[env]).items()}
-        return {_join(prefix, name): x for name, x in figures.items()}
+            metrics |= {f"{name}/{env}": x for name, x in _metrics(values, self.lengths[env]).items()}
+        return {_join(prefix, name): x for name, x in metrics.items()}
 
     def clear(self) -> None:
         """Forget the finished episodes; running ones continue."""
@@ -131,7 +131,7 @@ class ReturnHistory:
 def _warn_of_name(metric: str) -> None:
     """Warn once that a metric is logged under a changed name."""
     logger.warning(
-        "Environments report info['%s%s'], but another figure has this name, so it is logged as "
+        "Environments report info['%s%s'], but another metric has this name, so it is logged as "
         "val/metric/%s (and collect/, test/). Fix: give the metric another name.",
         METRIC_PREFIX,
         metric,
@@ -185,10 +185,10 @@ class SpecialMetricHistory:
     def named(self, taken: Collection[str] = ()) -> dict[str, dict[str, list[float]]]:
         """Numbers by logged name and environment name; empty entries are omitted.
 
-        The name is `<metric>`. If another figure has that name, or begins with its first part, the name is
+        The name is `<metric>`. If another metric has that name, or begins with its first part, the name is
         `metric/<metric>`, and a warning is logged once.
 
-        taken: names of other figures, in addition to those of `ReturnHistory.summary`.
+        taken: names of other metrics, in addition to those of `ReturnHistory.summary`.
         """
         others = {*_OWN, "metric", *(name.partition("/")[0] for name in taken)}
         found: dict[str, dict[str, list[float]]] = {}

@@ -36,7 +36,7 @@ class AdvantageWeightedAgent(OffPolicyAgent):
             advantages = q - expected
             weights = (advantages.mean(2) / (self.temperature * self.values.sigma)).exp().clamp(max=20.0)
         self.gather_advantages(advantages, transitions)  # updates loss_weights, if there are any
-        metrics = self.figures(transitions, q=q, targets=targets) if with_metrics else {}
+        metrics = self.metrics(transitions, q=q, targets=targets) if with_metrics else {}
         return LossTerms(
             -weights * policy.log_prob(transitions.recorded), self.critic_errors(q, targets), metrics
         )

@@ -23,11 +23,11 @@ class Callback:
     If several processes train together, each has its own callbacks and calls them at the same points.
 
     Attributes:
-        collect_figures: names of figures that the callback logs under `collect/`; metrics of environments
+        collect_metrics: names of metrics that the callback logs under `collect/`; metrics of environments
             with the same name are logged under another name.
     """
 
-    collect_figures: tuple[str, ...] = ()
+    collect_metrics: tuple[str, ...] = ()
 
     def on_model_init_start(self, run: Run) -> None:
         """Spaces, environments and data are there; the agent is built next."""
@@ -72,7 +72,7 @@ class Callback:
         """An evaluation comes next."""
 
     def on_eval_end(self, run: Run, metrics: dict[str, float]) -> None:
-        """An evaluation has ended; metrics: its figures, named `val/...` or `test/...`."""
+        """An evaluation has ended; metrics: its metrics, named `val/...` or `test/...`."""
 
     def on_epoch_end(self, run: Run, epoch: int) -> None:
         """Epoch `epoch` is over; `run.epoch` is already the next one."""

@@ -124,8 +124,8 @@ class Status(Protocol):
         """Set the current activity, one of fleet.heartbeat.STATES; note: the reason for waiting."""
         ...
 
-    def put(self, **figures: Any) -> None:
-        """Report new figures, such as epoch and env_steps."""
+    def put(self, **metrics: Any) -> None:
+        """Report new metrics, such as epoch and env_steps."""
         ...
 
 
@@ -133,7 +133,7 @@ class Status(Protocol):
 class RunContext:
     """Context that several parts of a run share, made once and never replaced.
 
-    stop and console become active in `learn`. log: writes a record, each figure as `<key>/<name>`.
+    stop and console become active in `learn`. log: writes a record, each metric as `<key>/<name>`.
     """
 
     run_dir: Path
@@ -185,7 +185,7 @@ class Trainer(abc.ABC):
 
     @abc.abstractmethod
     def train(self, epoch: int) -> None:
-        """All updates of an epoch; logs their figures.
+        """All updates of an epoch; logs their metrics.
 
         Raises: FloatingPointError for a loss that is not finite, unless such updates are left out.
         """
@@ -258,7 +258,7 @@ class Run(Protocol):
         ...
 
     def evaluate_val(self) -> dict[str, float]:
-        """Evaluate in the validation environments; returns figures named `val/...`."""
+        """Evaluate in the validation environments; returns metrics named `val/...`."""
         ...
 
     def evaluate_test(
@@ -269,7 +269,7 @@ class Run(Protocol):
         save_trajs_to: str | None = None,
         episodes: int | None = None,
     ) -> dict[str, float]:
-        """Evaluate in new environments; returns figures named `test/...`."""
+        """Evaluate in new environments; returns metrics named `test/...`."""
         ...
 
     def request_stop(self, reason: str = "") -> None:

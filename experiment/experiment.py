@@ -82,7 +82,7 @@ from .settings import Settings, check_for_on_policy, check_settings, shrink
 logger = logging.getLogger("loxodon")
 _PER_PROCESS = {"trainer", "collector", "rng"}  # parts with a separate state in each process
 _RESTORED_LAST = {"collector", "dataset", "rng"}  # parts that are restored only when all others fit
-_CONSOLE_FIGURES = {  # figures of an epoch that the terminal shows
+_CONSOLE_METRICS = {  # metrics of an epoch that the terminal shows
     "val/return": "val return",
     "collect/return": "train return",
     "train/loss": "loss",
@@ -121,12 +121,12 @@ class Experiment(Settings):
             role=role,
             accelerator=self.accelerator,
             progress=Progress(self.epochs, seed),
-            log=lambda figures, key: self.log(figures, key),  # noqa: PLW0108 - or a user's own
+            log=lambda metrics, key: self.log(metrics, key),  # noqa: PLW0108 - or a user's own
             console=ConsoleView(shows, None if role.is_actor else self.epochs),
             status=self.fleet,
         )
         self.hooks, self.timer = CallbackList(self, self.callbacks, (*OF_EVERY_RUN, WarmStart)), StageTimer()
-        self.epoch_figures: dict[str, Any] = {}  # everything that was logged in the running epoch
+        self.epoch_metrics: dict[str, Any] = {}  # everything that was logged in the running epoch
         self.last_val_metrics: dict[str, float] = {}
         self.loaded_policy: PolicyInfo | None = None
         self.actors: AbstractContextManager[Any] | None = None  # actors that run as long as learn() does
@@ -506,7 +506,7 @@ class Experiment(Settings):
         self.latest = WatchedFile(self.checkpoints.latest_path, read_info)
 
     def init_logger(self) -> None:
-        """Prepare the metric files; nothing is written before the first figure is logged."""
+        """Prepare the metric files; nothing is written before the first metric is logged."""
         self.config_hash = config_hash(self, known_bindings())
         self.artifacts = self._make_uploads()
         is_actor = self.ctx.role.is_actor  # an actor has its own file, next to that of the learner
@@ -614,7 +614,7 @@ class Experiment(Settings):
     # ---- the run ----
 
     def learn(self) -> dict[str, float]:
-        """Run the remaining epochs; returns the figures of the last evaluation.
+        """Run the remaining epochs; returns the metrics of the last evaluation.
 
         On SIGINT, SIGTERM or SIGUSR1 it stores trajectories and a checkpoint, prints how to continue, and
         raises SystemExit: 130 after SIGINT, otherwise 0. After an error the same is stored before the error
@@ -627,7 +627,7 @@ class Experiment(Settings):
     fit = learn  # the name of this method in scikit-learn and Lightning
 
     def learn_iter(self) -> Iterator[dict[str, Any]]:
-        """Like `learn`, but epoch by epoch: yields the newest value of each figure that the epoch has logged.
+        """Like `learn`, but epoch by epoch: yields the newest value of each metric that the epoch has logged.
 
         The values are those of logs/metrics.jsonl: numbers, texts, or None for what is not finite.
         To end early with a checkpoint, call `request_stop`. Leaving the loop without it saves nothing.
@@ -651,7 +651,7 @@ class Experiment(Settings):
                     self.hooks("after_train")
                     self._exit_if_asked()
                 goes_on = self._end_epoch(epoch, is_last or is_good or self._has_spent_env_steps())
-                yield {name: to_plain(value) for name, value in self.epoch_figures.items()}
+                yield {name: to_plain(value) for name, value in self.epoch_metrics.items()}
                 if not goes_on:
                     break
             if not self._is_stopped:
@@ -659,8 +659,8 @@ class Experiment(Settings):
             self.hooks("on_fit_end")
         if self.best_score is None and self.checkpoints.best_by != "val/return":
             logger.warning(
-                "CheckpointManager.best_by is %r, but no such figure was logged, so no best policy was "
-                "saved. Fix: name a figure that is logged, such as 'val/return'.",
+                "CheckpointManager.best_by is %r, but no such metric was logged, so no best policy was "
+                "saved. Fix: name a metric that is logged, such as 'val/return'.",
                 self.checkpoints.best_by,
             )
 
@@ -674,7 +674,7 @@ class Experiment(Settings):
     # ---- the steps of an epoch, and the hooks that users override ----
 
     def collect_new_training_data(self) -> dict[str, float]:
-        """Continue the training rollout for one epoch's timesteps; returns its figures."""
+        """Continue the training rollout for one epoch's timesteps; returns its metrics."""
         collector, progress = self.collector, self.ctx.progress
         if collector is None:
             raise ValueError(
@@ -697,14 +697,14 @@ class Experiment(Settings):
         taken = collector.collect(self.train_timesteps_per_epoch)
         collector.wait()
         elapsed_s = time.perf_counter() - start_s
-        stages = self.timer.step_figures(taken / self.parallel_actors)
+        stages = self.timer.step_metrics(taken / self.parallel_actors)
         taken = sum(gather(taken, self.accelerator))  # all processes; one may have stopped early
         progress.env_steps += taken
-        others = [name for one in self.hooks.callbacks for name in one.collect_figures]
+        others = [name for one in self.hooks.callbacks for name in one.collect_metrics]
         metrics = merge_episodes(collector.histories, self.accelerator).summary("collect", others)
         collector.histories.clear()
         if self.ctx.role.is_actor:
-            metrics |= self._policy_age() | self.pace.figures()
+            metrics |= self._policy_age() | self.pace.metrics()
         speed = {"time/collect_s": elapsed_s, "time/env_steps_per_s": taken / elapsed_s}
         self.log({**metrics, **speed, **stages})
         if self.test_run:
@@ -721,7 +721,7 @@ class Experiment(Settings):
 
         batch: with batches_per_update above 1, a list of all batches of the update. Their gradients add up to
             those of one large batch.
-        log_step: compute all figures.
+        log_step: compute all metrics.
         """
         micro_batches = batch if isinstance(batch, Sequence) else [batch]
         return self.learner.update(micro_batches, log_step)
@@ -729,7 +729,7 @@ class Experiment(Settings):
     def compute_loss(self, batch: AnyBatch, log_step: bool = False) -> dict[str, Any]:
         """Hook: the losses of one batch, averaged over its own masks; see `learner.masked_losses`.
 
-        An override may change "Actor Loss" and "Critic Loss" or add figures. Scalars are logged. A scalar
+        An override may change "Actor Loss" and "Critic Loss" or add metrics. Scalars are logged. A scalar
         called "<name>_loss" is also minimised if extra_loss_weights has a weight for the name. With several
         micro-batches or processes, each mean is weighted by its share of all unmasked entries.
         """
@@ -759,7 +759,7 @@ class Experiment(Settings):
         return context
 
     def evaluate_val(self) -> dict[str, float]:
-        """Evaluate in the validation environments; logs and returns figures named `val/...`."""
+        """Evaluate in the validation environments; logs and returns metrics named `val/...`."""
         if self.val_envs is None:
             self.val_envs = self.make_envs(self.make_val_env)
         self.ctx.console.show(self.epoch, "evaluating", {})
@@ -774,7 +774,7 @@ class Experiment(Settings):
         save_trajs_to: str | None = None,
         episodes: int | None = None,
     ) -> dict[str, float]:
-        """Evaluate in new environments; logs and returns figures named `test/...`.
+        """Evaluate in new environments; logs and returns metrics named `test/...`.
 
         timesteps: every episode that begins within this many steps of its env counts, and is played to its
             end.
@@ -807,7 +807,7 @@ class Experiment(Settings):
             most = sys.maxsize if episodes is None else episodes
             _, histories = self.interact(envs, timesteps, episodes=most, **how)
         named = {f"{kind}/{name}": value for name, value in self.policy_metrics(*histories).items()}
-        if self.ctx.stop_agreed():  # after an early stop, the figures would favour short episodes
+        if self.ctx.stop_agreed():  # after an early stop, the metrics would favour short episodes
             return {}
         if kind == "val":
             self.last_val_metrics = named
@@ -883,7 +883,7 @@ class Experiment(Settings):
         return found
 
     def policy_metrics(self, returns: ReturnHistory, specials: SpecialMetricHistory) -> dict[str, float]:
-        """Hook: figures of a rollout, over the episodes of all processes; empty when no episode ended."""
+        """Hook: metrics of a rollout, over the episodes of all processes; empty when no episode ended."""
         return merge_episodes(Histories(returns, specials), self.accelerator).summary("")
 
     def x_axis_metrics(self) -> dict[str, int]:
@@ -898,10 +898,10 @@ class Experiment(Settings):
     def log(self, metrics_dict: Mapping[str, Any], key: str = "") -> None:
         """Write one record, each name as `<key>/<name>`; only the main process writes.
 
-        The current policy is kept as the best one if these figures say so.
+        The current policy is kept as the best one if these metrics say so.
         """
         named = {f"{key}/{name}" if key else name: value for name, value in metrics_dict.items()}
-        self.epoch_figures |= named
+        self.epoch_metrics |= named
         if self.ctx.is_main:
             self.metric_logger.log(named, self.x_axis_metrics())
         # A process that only measures, before training or saving anything, leaves the folder alone.
@@ -934,7 +934,7 @@ class Experiment(Settings):
                 f"{self.dataset} holds too few trajectories and takes no new ones. Fix: name "
                 "a folder that has enough: DiskTrajDataset.dset_root, DiskTrajDataset.dset_name."
             )
-        if "collect/return" in self.epoch_figures:
+        if "collect/return" in self.epoch_metrics:
             return (
                 "There are too few trajectories. Fix: collect longer, or lower DiskTrajDataset.dset_min_size."
             )
@@ -1275,7 +1275,7 @@ class Experiment(Settings):
         if self._has_spent_env_steps():  # after a stop within an epoch, or with a lower limit than before
             return
         for epoch in itertools.count(first) if self.ctx.role.is_actor else range(first, self.epochs):
-            self.ctx.progress.epoch, self.epoch_figures = epoch, {}
+            self.ctx.progress.epoch, self.epoch_metrics = epoch, {}
             self.pace.begin_epoch()
             if self.lr_schedule is not None:
                 self.learner.lr_scale = self._lr_scale(self.lr_schedule)
@@ -1353,18 +1353,18 @@ class Experiment(Settings):
     def _refresh_dataset(self) -> None:
         """Let the dataset find the collected data, and log its size."""
         self.accelerator.wait_for_everyone()
-        figures = self.dataset.on_end_of_collection()
+        metrics = self.dataset.on_end_of_collection()
         if self.ctx.role.is_learner and (newest_s := self.dataset.newest_time_s) is not None:
-            figures["newest_age_s"] = max(0.0, time.time() - newest_s)
-        self.log(figures, "dataset")
+            metrics["newest_age_s"] = max(0.0, time.time() - newest_s)
+        self.log(metrics, "dataset")
         self.accelerator.wait_for_everyone()
 
     def _end_epoch(self, epoch: int, is_last: bool) -> bool:
         """Notify all parts, and publish and save what is due; False if no epoch follows."""
         shown = {
-            label: self.epoch_figures[name]
-            for name, label in _CONSOLE_FIGURES.items()
-            if name in self.epoch_figures
+            label: self.epoch_metrics[name]
+            for name, label in _CONSOLE_METRICS.items()
+            if name in self.epoch_metrics
         }
         progress = self.ctx.progress
         counts = {"env steps": progress.env_steps, "updates": progress.gradient_steps}

@@ -79,7 +79,7 @@ def dead_units(layers: Sequence[Tensor], mask: Tensor) -> Tensor:
 class EnsembleLinear(nn.Module):
     """C independent linear layers: (C, M, d_in) -> (C, M, d_out).
 
-    First weights are uniform with a variance of 1 / d_in (`FAN_IN_GAIN`), first biases within 1 / sqrt(d_in).
+    Initial weights are uniform with a variance of 1 / d_in (`FAN_IN_GAIN`), biases within 1 / sqrt(d_in).
     """
 
     def __init__(self, num_members: int, d_in: int, d_out: int) -> None:
@@ -100,7 +100,7 @@ class CriticEnsemble(nn.Module):
     For discrete actions, one pass gives the values of all A actions. Continuous actions enter the first layer
     together with the state; the state's part of that layer is computed once for any number of actions.
 
-    First weights are uniform with a variance of 1 / fan_in, first biases within 1 / sqrt(fan_in). State and
+    Initial weights are uniform with a variance of 1 / fan_in, biases within 1 / sqrt(fan_in). State and
     action are one input of the first layer, so its fan-in is D + A. Source: the published code of Grigsby et
     al. 2023, arXiv:2310.09971.
 
@@ -267,7 +267,7 @@ class DiscountInputCriticEnsemble(CriticEnsemble):
         num_critics: int = 4,
         **settings: Any,
     ) -> None:
-        # The discount is one more feature of an action, so that first weights count it in their fan-in.
+        # The discount is one more feature of an action, so that initial weights count it in their fan-in.
         sizes = (action_dim, num_discounts) if is_discrete else (action_dim + 1, 1)
         super().__init__(state_dim, *sizes, is_discrete, num_critics=num_critics, **settings)
 
@@ -368,7 +368,7 @@ class PolicyHead(nn.Module):
         n_layers: number of hidden layers; with 0 the head is linear.
         d_hidden: width of the hidden layers.
         activation: name of the non-linearity.
-        out_gain: gain of the output layer's first weights.
+        out_gain: gain of the output layer's initial weights.
         init_log_std: logarithm of a Gaussian's standard deviation at the start.
         state_dependent_std: compute a Gaussian's standard deviation from the state.
     Raises: ValueError for an impossible size.
@@ -418,7 +418,7 @@ class ValueHead(nn.Module):
         n_layers: number of hidden layers; with 0 the head is linear.
         d_hidden: width of the hidden layers.
         activation: name of the non-linearity.
-        out_gain: gain of the output layer's first weights.
+        out_gain: gain of the output layer's initial weights.
     Raises: ValueError for an impossible size.
     """
 

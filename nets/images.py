@@ -1,4 +1,4 @@
-"""Embeddings of pictures and small maps: convolutional networks, and the preparation of their input."""
+"""Embeddings of images and small maps: convolutional networks, and the preparation of their input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .init import ORTHOGONAL_GAIN
 from .mlp import Linear, activation_fn
 
 logger = logging.getLogger("loxodon")
-_PICTURE_AXES = 3
+_IMAGE_AXES = 3
 _MAX_IDS = 1024  # per channel of a map; larger ranges are measurements rather than ids
 _SMALLEST_NATURE = 36  # pixels
 _SHIFT = 4  # pixels, at most (Kostrikov et al. 2020)
@@ -52,7 +52,7 @@ class _Convs(nn.Module):
 
 @gin.configurable(denylist=["channels", "activation"])
 class NatureishCNN(_Convs):
-    """Three convolutions, for pictures from 36 x 36 pixels. Source: Mnih et al. 2015, Nature 518."""
+    """Three convolutions, for images from 36 x 36 pixels. Source: Mnih et al. 2015, Nature 518."""
 
     def __init__(self, channels: int, activation: str = "leaky_relu") -> None:
         super().__init__(channels, activation, [(32, 8, 4), (64, 4, 2), (64, 3, 1)])
@@ -76,10 +76,10 @@ class GridworldCNN(_Convs):
 
 @gin.configurable(denylist=["channels", "activation"])
 class IMPALAishCNN(nn.Module):
-    """Blocks of a convolution, a pool that halves the picture, and two residual pairs; for any size.
+    """Blocks of a convolution, a pool that halves the image, and two residual pairs; for any size.
 
     Args:
-        channels: number of channels of the picture.
+        channels: number of channels of the image.
         activation: name of the activation between convolutions.
         cnn_block_depths: number of channels of each block.
     Source: Espeholt et al. 2018, arXiv:1802.01561, figure 3.
@@ -112,36 +112,36 @@ class IMPALAishCNN(nn.Module):
 # ---- from an observation to the input of convolutions ----
 
 
-def random_shift(pictures: Tensor, share: float) -> Tensor:
-    """Move whole sequences of pictures by up to four pixels in each direction; edges are repeated.
+def random_shift(images: Tensor, share: float) -> Tensor:
+    """Move whole sequences of images by up to four pixels in each direction; edges are repeated.
 
     Args:
-        pictures: (B, L, C, H, W), any dtype. All L pictures of a sequence have the same shift, since a memory
+        images: (B, L, C, H, W), any dtype. All L images of a sequence have the same shift, since a memory
             would mistake a changing shift for movement.
         share: share of the sequences that are moved.
     Returns: the same shape and dtype.
-    Source: Kostrikov et al. 2020, arXiv:2004.13649, section 3 (there one shift per picture).
+    Source: Kostrikov et al. 2020, arXiv:2004.13649, section 3 (there one shift per image).
     """
-    batch, device = len(pictures), pictures.device
+    batch, device = len(images), images.device
     is_moved = torch.rand(batch, device=device) < share
     moves = torch.randint(-_SHIFT, _SHIFT + 1, (2, batch), device=device) * is_moved
     for axis, move in zip((-2, -1), moves, strict=True):
-        size = pictures.shape[axis]
+        size = images.shape[axis]
         source = (torch.arange(size, device=device) + move[:, None]).clamp(0, size - 1)
         shape = [batch, 1, 1, 1, 1]
         shape[axis] = size
-        pictures = pictures.gather(axis, source.view(shape).expand_as(pictures))
-    return pictures
+        images = images.gather(axis, source.view(shape).expand_as(images))
+    return images
 
 
 def sides_of(space: spaces.Box) -> tuple[int, int]:
-    """Lengths of the two longest axes of a picture or map, shorter one first."""
+    """Lengths of the two longest axes of an image or map, shorter one first."""
     first, second = sorted(map(int, space.shape))[-2:]
     return first, second
 
 
 def _has_channels_first(key: str, space: spaces.Box, channels_first: bool | None, setting: str) -> bool:
-    """True if the channels of a picture with three axes come first; by default, the shorter end has them."""
+    """True if the channels of an image with three axes come first; by default, the shorter end has them."""
     shape = tuple(map(int, space.shape))
     if channels_first is None:
         if shape[0] == shape[2]:
@@ -164,8 +164,8 @@ def say_once(message: str, level: int = logging.INFO) -> None:
     logger.log(level, "%s", message)
 
 
-class _Picture(nn.Module):
-    """Base class of embeddings of pictures and maps: order of axes, convolutions and a linear layer.
+class _Image(nn.Module):
+    """Base class of embeddings of images and maps: order of axes, convolutions and a linear layer.
 
     Args:
         key: name of the observation, for errors.
@@ -192,12 +192,12 @@ class _Picture(nn.Module):
     ) -> None:
         super().__init__()
         shape = tuple(map(int, space.shape))
-        if len(shape) not in (_PICTURE_AXES - 1, _PICTURE_AXES):
+        if len(shape) not in (_IMAGE_AXES - 1, _IMAGE_AXES):
             raise ValueError(
                 f"Observation {key!r} has the space {space}, but an image must have two or three axes. "
                 f"Fix: exclude it with {owner}.specify_obs_keys, or use DictTstepEncoder."
             )
-        self.has_channels = len(shape) == _PICTURE_AXES
+        self.has_channels = len(shape) == _IMAGE_AXES
         self.channels_first = self.has_channels and _has_channels_first(key, space, channels_first, owner)
         if not self.has_channels:
             shape = (*shape, 1)
@@ -227,11 +227,11 @@ class _Picture(nn.Module):
         return y.view(batch, -1, y.shape[-1])
 
 
-class ImageEmb(_Picture):
-    """Embed pictures (B, L, *shape) as (B, L, features); finite bounds are scaled to -1 and 1 on the device.
+class ImageEmb(_Image):
+    """Embed images (B, L, *shape) as (B, L, features); finite bounds are scaled to -1 and 1 on the device.
 
     Args:
-        key, space, settings: see `_Picture`.
+        key, space, settings: see `_Image`.
         shifted_share: share of the sequences that are shifted at random in training, see `random_shift`.
     """
 
@@ -247,15 +247,15 @@ class ImageEmb(_Picture):
         x = self._planes(x)
         if self.training and self.shifted_share:
             x = random_shift(x, self.shifted_share)
-        pictures = x.flatten(0, 1).to(torch.float32, copy=True)  # a copy, to be changed in place
-        return self._embedded(pictures.mul_(self.scale).add_(self.offset), len(x))
+        images = x.flatten(0, 1).to(torch.float32, copy=True)  # a copy, to be changed in place
+        return self._embedded(images.mul_(self.scale).add_(self.offset), len(x))
 
 
-class MapEmb(_Picture):
+class MapEmb(_Image):
     """Embed maps (B, L, *shape) of ids as (B, L, features); each channel has its own embeddings.
 
     Args:
-        key, space, settings: see `_Picture`.
+        key, space, settings: see `_Image`.
         d_embedding: width of an embedded id.
     Raises: ValueError unless the space is an integer Box with at most 1,024 ids per channel.
     """
@@ -285,5 +285,5 @@ def holds_ids(space: spaces.Box) -> bool:
 
 
 def default_cnn(space: spaces.Box) -> CNNType:
-    """NatureishCNN for pictures that are large enough, else IMPALAishCNN."""
+    """NatureishCNN for images that are large enough, else IMPALAishCNN."""
     return NatureishCNN if sides_of(space)[0] >= _SMALLEST_NATURE else IMPALAishCNN

@@ -1,7 +1,7 @@
-"""First weights: the gains, shares and standard deviations of the networks in this package.
+"""Initial weights: the gains, shares and standard deviations of the networks in this package.
 
 Each is the default of the argument in the last column, which gin can set: `GRUTrajEncoder.gate_gain = 1.0`.
-A gain multiplies torch's first weights, so 1 keeps them. The reason for a value is written below it.
+A gain multiplies torch's initial weights, so 1 keeps them. The reason for a value is written below it.
 
 | name | value | scales | source | argument |
 |---|---|---|---|---|

@@ -39,7 +39,7 @@ class RecurrentTrajEncoder(TrajEncoder):
         n_layers: number of layers.
         d_output: width of the result.
         norm: normalisation of the result, "layer", "rmsnorm" or None.
-        gate_gain: factor of the first weights from the input to the gates of lasting features.
+        gate_gain: factor of the initial weights from the input to the gates of lasting features.
         lasting_share: share of the features that begin with long memories; 0 keeps torch's gates.
     Raises: ValueError for a size below 1, or a share outside [0, 1].
     """

@@ -143,8 +143,8 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         qk_gain: length of normalised queries at the start of training, relative to keys. Above 1, some heads
             single out rare timesteps by chance, and recall is learned from there; nearly uniform attention
             would dilute the gradient of such a timestep by the length of the sequence.
-        fixed_content_gain: factor of the first weights of queries and keys of fixed heads; a small one gives
-            waves more weight than contents.
+        fixed_content_gain: factor of the initial weights of queries and keys of fixed heads; a small one
+            gives waves more weight than contents.
         dropout_attn: dropout on attention weights.
         dropout_qkv: dropout on queries, keys and values.
         windows: number of timesteps that each layer attends to, its own included, at most max_seq_len + 1;

@@ -225,7 +225,7 @@ class FFTstepEncoder(_MLPTstepEncoder):
         hide_rewards: replace only the previous reward by zeros.
         time_scale: also use the index of the timestep in its episode, divided by this; None leaves it out.
         specify_obs_keys: names of the observations to use; None for all.
-        rl2_gain: factor of the first weights of previous reward and action; below 1, they gain influence by
+        rl2_gain: factor of the initial weights of previous reward and action; below 1, they gain influence by
             learning.
         init: initialisation of linear layers, "default" or "orthogonal".
     Raises: ValueError for a size below 1, unknown observation names or spaces that cannot be flattened.
@@ -301,7 +301,7 @@ class DictTstepEncoder(_MLPTstepEncoder):
         hide_rewards: replace only the previous reward by zeros.
         time_scale: also use the index of the timestep in its episode, divided by this; None leaves it out.
         specify_obs_keys: names of the observations to use; None for all.
-        rl2_gain: factor of the first weights of previous reward and action; below 1, they gain influence by
+        rl2_gain: factor of the initial weights of previous reward and action; below 1, they gain influence by
             learning.
         init: initialisation of the linear layers of the MLP, "default" or "orthogonal".
     Raises: ValueError for a size below 1, unknown names or kinds, or text without a vocabulary.
@@ -430,7 +430,7 @@ def _warn_of_flattened(owner: str, obs_space: spaces.Dict, keys: Iterable[str]) 
         space = obs_space[key]
         if not isinstance(space, spaces.Box) or len(space.shape) < 2:  # noqa: PLR2004
             continue
-        if sides_of(space)[0] < _SMALLEST_MAP:  # too small for a picture
+        if sides_of(space)[0] < _SMALLEST_MAP:  # too small for an image
             continue
         shape = tuple(map(int, space.shape))
         if kind_of(space) != "flat":
@@ -449,11 +449,11 @@ def _warn_of_flattened(owner: str, obs_space: spaces.Dict, keys: Iterable[str]) 
         )
 
 
-# ---- pictures alone ----
+# ---- images alone ----
 
 
-class _PictureTstepEncoder(TstepEncoder):
-    """Embedded pictures and embedded rl2s, joined by a linear layer."""
+class _ImageTstepEncoder(TstepEncoder):
+    """Embedded images and embedded rl2s, joined by a linear layer."""
 
     def __init__(
         self,
@@ -480,7 +480,7 @@ class _PictureTstepEncoder(TstepEncoder):
                 "are not such Boxes. Fix: use DictTstepEncoder, or exclude them with "
                 f"{owner}.specify_obs_keys."
             )
-        self.pictures = nn.ModuleList(
+        self.images = nn.ModuleList(
             make(
                 key,
                 obs_space[key],
@@ -503,18 +503,18 @@ class _PictureTstepEncoder(TstepEncoder):
         return self._emb_dim
 
     def inner_forward(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor | None) -> Tensor:
-        pictures = [picture(obs[key]) for key, picture in zip(self.keys, self.pictures, strict=True)]
+        images = [image(obs[key]) for key, image in zip(self.keys, self.images, strict=True)]
         symlog = rl2s.sign() * rl2s.abs().log1p()  # handles rewards of any size without statistics
-        x = torch.cat([*pictures, self.rl2_in(symlog)], dim=-1)
+        x = torch.cat([*images, self.rl2_in(symlog)], dim=-1)
         y: Tensor = self.out_norm(self.out(self.activation(x)))
         return y
 
 
 @gin.configurable(denylist=["obs_space", "rl2_dim"])
-class CNNTstepEncoder(_PictureTstepEncoder):
-    """Convolutions on pictures: Boxes (H, W), (H, W, C) or (C, H, W), e.g. uint8.
+class CNNTstepEncoder(_ImageTstepEncoder):
+    """Convolutions on images: Boxes (H, W), (H, W, C) or (C, H, W), e.g. uint8.
 
-    Pictures are transferred unchanged, and scaled from their bounds to [-1, 1] on the device.
+    Images are transferred unchanged, and scaled from their bounds to [-1, 1] on the device.
 
     Args:
         obs_space: given by the agent.
@@ -522,19 +522,19 @@ class CNNTstepEncoder(_PictureTstepEncoder):
         cnn_type: @NatureishCNN, @IMPALAishCNN, @DrQCNN or your own, see `CNNType`.
         channels_first: order of the axes; None takes the shorter of the first and the last axis for channels,
             and logs this once.
-        img_features: width of an embedded picture.
+        img_features: width of an embedded image.
         rl2_features: width of the embedded previous reward and action.
         d_output: width of the result.
         out_norm: normalisation of the result.
         activation: name of the non-linearity.
-        drqv2_aug: in training, shift pictures at random by up to 4 pixels, with one shift per sequence. This
-            does not apply while acting, nor in PPO, which has to evaluate the pictures that it acted on.
+        drqv2_aug: in training, shift images at random by up to 4 pixels, with one shift per sequence. This
+            does not apply while acting, nor in PPO, which has to evaluate the images that it acted on.
         aug_pct_of_batch: share of the sequences that are shifted.
         hide_rl2s: replace previous reward and action by zeros.
         hide_rewards: replace only the previous reward by zeros.
         time_scale: also use the index of the timestep in its episode, divided by this; None leaves it out.
         specify_obs_keys: names of the observations to use; None for all.
-    Raises: ValueError for unknown names, other observations than pictures, and too small pictures.
+    Raises: ValueError for unknown names, other observations than images, and too small images.
     """
 
     def __init__(  # noqa: PLR0913 - every keyword is a gin setting
@@ -581,7 +581,7 @@ class CNNTstepEncoder(_PictureTstepEncoder):
 
 
 @gin.configurable(denylist=["obs_space", "rl2_dim"])
-class GridworldCNNTstepEncoder(_PictureTstepEncoder):
+class GridworldCNNTstepEncoder(_ImageTstepEncoder):
     """Embeddings and convolutions on small maps of ids, such as MiniGrid's (7, 7, 3).
 
     Args:

@@ -439,7 +439,7 @@ def parse_report(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the options of `loxodon report`; ends the process if they are wrong."""
     parser = Parser(
         prog="loxodon report",
-        description="Write an HTML page about runs, with its figures as PNG files. The page works offline.",
+        description="Write an HTML page about runs, with its plots as PNG files. The page works offline.",
     )
     add = parser.add_argument
     add(
@@ -457,8 +457,8 @@ def parse_report(words: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="DIR",
         help="output folder (default: report)",
     )
-    add("--metric", metavar="NAME", help="figure whose last value compares runs (default: val/return)")
-    add("--minimize", action="store_true", help="lower values of the figure are better")
+    add("--metric", metavar="NAME", help="metric whose last value compares runs (default: val/return)")
+    add("--minimize", action="store_true", help="lower values of the metric are better")
     by_name = (
         "put runs whose names begin with PREFIX in one group (repeatable); other runs are grouped by their "
         "settings"
@@ -572,7 +572,7 @@ def parse_sweep(
         "--metric",
         default="val/return",
         metavar="NAME",
-        help="figure whose last value is optimised (default: val/return)",
+        help="metric whose last value is optimised (default: val/return)",
     )
     add("--direction", choices=("maximize", "minimize"), default="maximize")
     by_median = (

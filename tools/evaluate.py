@@ -309,7 +309,7 @@ def results_of(histories: Histories, context: int | None) -> list[dict[str, Any]
 def print_table(results: Sequence[dict[str, Any]]) -> None:
     """Print means and intervals for each context and task; values per attempt share one row."""
     table = Table(
-        "memory", "task", "figure", "mean", "95 % interval", "episodes", box=None, padding=(0, 2, 0, 0)
+        "memory", "task", "metric", "mean", "95 % interval", "episodes", box=None, padding=(0, 2, 0, 0)
     )
     for one in results:
         place = ["full" if one["context"] is None else f"last {one['context']}", one["task"]]

@@ -26,9 +26,9 @@ _GRADIENTS = {
     "attribute (`actor`, `critics`, ...)",
     "learning_rate": "learning rate of this update, including warm-up and schedules",
     "batch_timesteps": "transitions in the batch that count, over all processes",
-    "batch_places": "places for transitions in the batch, over all processes",
-    "batch_padded_share": "share of the places of the batch that hold no transition",
-    "sequence_length": "number of places in a row of the batch",
+    "batch_places": "size of the batch in timesteps, including padding, over all processes",
+    "batch_padded_share": "share of the batch that is padding",
+    "sequence_length": "length of a row of the batch, including padding",
 }
 _EPISODES = {
     "return": "mean undiscounted return of the episodes",
@@ -36,7 +36,7 @@ _EPISODES = {
     "episode_length": "mean length of the episodes in steps",
     "episodes": "number of episodes",
     "env_steps": "total number of steps of the episodes",
-    "<figure>/<environment>": "the figure for one environment (`<environment>` is its `env_name`, or its "
+    "<name>/<environment>": "the metric for one environment (`<environment>` is its `env_name`, or its "
     "class or id)",
     "success": "share of episodes that succeeded, if the environment reports it",
     "return_attempt_<i>": "mean return of attempt i of a trial, counted from 0 (`KShotWrapper`)",
@@ -45,7 +45,7 @@ _EPISODES = {
     "`info['metric/reward/<name>']`",
     "<metric>": "mean of the values that environments report as `info['metric/<metric>']` when an episode "
     "ends",
-    "metric/<metric>": "the same, if another figure of this list has the name `<metric>`: "
+    "metric/<metric>": "the same, if another metric of this list has the name `<metric>`: "
     "`info['metric/return']` is `metric/return`",
 }
 
@@ -61,7 +61,7 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
     "val": (
         "Episodes of an evaluation (`Experiment.val_interval`): all that began within "
         "`Experiment.val_timesteps_per_epoch` steps of their environment, each played to its end. "
-        "`test/` has the same figures of `FinalTest`.",
+        "`test/` has the same metrics of `FinalTest`.",
         _EPISODES,
     ),
     "train": (
@@ -76,7 +76,7 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
     "train-update": (
-        "A single update, every `Experiment.log_interval`. Some figures exist for each discount: a name "
+        "A single update, every `Experiment.log_interval`. Some metrics exist for each discount: a name "
         "followed by a discount belongs to that discount, and the plain name belongs to `gamma`, with "
         "which the agent acts.",
         {
@@ -107,7 +107,7 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
             "alpha": "entropy temperature (SACAgent)",
             "targets_at_ends": "share of the targets in the first or last value bin (MultiTaskAgent). Above "
             "a few per cent, the range of the bins is too small",
-            "<figure>/<discount>": "the figure for one discount",
+            "<name>/<discount>": "the metric for one discount",
         },
     ),
     "ppo": (
@@ -174,7 +174,7 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
             "disk_gb": "size of all files in GB",
             "broken_files": "files that could not be read",
             "quarantined_files": "broken files that were moved to quarantine",
-            "padded_fraction": "share of the places of an epoch's batches that hold no transition",
+            "padded_fraction": "share of an epoch's batches that is padding",
             "newest_age_s": "seconds since the newest file was written",
         },
     ),
@@ -205,18 +205,18 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 
-SAME_FIGURES = {"pretrain-update": "pretrain", "test": "val"}
-"""Groups without a table of their own, and the group whose figures they have."""
+SAME_METRICS = {"pretrain-update": "pretrain", "test": "val"}
+"""Groups without a table of their own, and the group whose metrics they have."""
 
 
 def describe(name: str) -> str | None:
     """The meaning of a logged metric, e.g. "train-update/q/0.9"; None for an unknown one."""
-    group, _, figure = name.partition("/")
-    _, known = METRICS.get(SAME_FIGURES.get(group, group), ("", {}))
+    group, _, metric = name.partition("/")
+    _, known = METRICS.get(SAME_METRICS.get(group, group), ("", {}))
     # Names without placeholders first.
     for pattern in sorted(known, key=lambda one: ("<" in one, one.startswith("<"))):
-        # Some figures have a `/` in their own name, such as reward/<name>.
-        if re.fullmatch(re.sub(r"<[a-z]+>", "[^/]+", pattern.replace("<figure>", ".+")), figure):
+        # Some metrics have a `/` in their own name, such as reward/<name>.
+        if re.fullmatch(re.sub(r"<[a-z]+>", "[^/]+", pattern.replace("<name>", ".+")), metric):
             return known[pattern]
     return None
 
@@ -224,17 +224,17 @@ def describe(name: str) -> str | None:
 def page() -> str:
     """Format all metrics as Markdown."""
     lines = [
-        "# Figures in the logs",
+        "# Metrics in the logs",
         "",
-        "`logs/metrics.jsonl` of a run has one record per epoch and kind of figure, with `epoch`, "
+        "`logs/metrics.jsonl` of a run has one record per epoch and kind of metric, with `epoch`, "
         "`env_steps` and",
         "`gradient_steps`; TensorBoard and W&B have the same names. This page is the output of",
-        "`python -m loxodon.tools.metrics`, which also accepts names of figures.",
+        "`python -m loxodon.tools.metrics`, which also accepts names of metrics.",
     ]
     for group, (about, known) in METRICS.items():
         wrapped = textwrap.fill(about, 120, break_long_words=False, break_on_hyphens=False)
-        lines += ["", f"## {group}/", "", wrapped, "", "| figure | meaning |", "|---|---|"]
-        lines += [f"| `{figure}` | {meaning} |" for figure, meaning in known.items()]
+        lines += ["", f"## {group}/", "", wrapped, "", "| metric | meaning |", "|---|---|"]
+        lines += [f"| `{metric}` | {meaning} |" for metric, meaning in known.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -246,7 +246,7 @@ def main() -> None:
         places = [name] if "/" in name and describe(name) else [f"{group}/{name}" for group in METRICS]
         # An environment may report any name, so a match with that pattern means nothing.
         found = [(place, about) for place in places if (about := describe(place)) and "<metric>" not in about]
-        lines = [f"{place}: {about}\n" for place, about in found] or [f"{name}: no figure of this name\n"]
+        lines = [f"{place}: {about}\n" for place, about in found] or [f"{name}: no metric of this name\n"]
         sys.stdout.writelines(lines)
 
 

@@ -24,7 +24,7 @@ class WeighByAdvantage(RunningStatistics):
     sigma_g is the standard deviation of the targets of discount g. e_g is the share of their variance that
     the recorded actions explain. Errors of critics are mostly independent, so products of two critics'
     advantages average to what both know; with one critic, e_g is 0. The moving average begins at 0, because
-    advantages of first weights say nothing. A discount that was once known to depend on actions keeps its
+    advantages of initial weights say nothing. A discount that was once known to depend on actions keeps its
     weight when better policies make its returns vary more.
 
     h_g is small for long horizons if most timesteps are rewarded: k_g converts a return to a mean reward per

@@ -191,8 +191,8 @@ class TMazePixels(TMazePassive):
         return self._draw(_COLORS["agent"]), reward, terminated, truncated, info
 
     def _draw(self, color: tuple[int, int, int]) -> np.ndarray:
-        picture = self._maze.copy()
+        image = self._maze.copy()
         # The last column is reached only at the junction.
         left = self._position * (SIDE - _AGENT) // self._length
-        picture[_ROWS, left : left + _AGENT] = color
-        return picture
+        image[_ROWS, left : left + _AGENT] = color
+        return image

@@ -5,7 +5,7 @@ Folders, all in `<run_dir>/ckpts/`:
     and COMPLETE with the sizes and checksums of the others; <name> is that of the run when it was written
   policy_weights/policy_epoch_<n>.safetensors
   latest/policy.safetensors: atomically replaced, carries a version number
-  best/policy.safetensors: best value so far of the figure `CheckpointManager.best_by`
+  best/policy.safetensors: best value so far of the metric `CheckpointManager.best_by`
   config.txt: the operative gin config; versions.json: the id of the run, and other facts
 
 The folder belongs to one run, from a fresh start through all its resumptions. Another fresh start under its
@@ -76,9 +76,9 @@ class CheckpointManager:
         run_name: part of the names of checkpoints.
         rank: number of this process. num_ranks: number of processes that train together.
         facts: called when a policy file is written; returns header entries besides version and epoch.
-        best_by: name of the logged figure that selects the best policy, which is saved when the figure is
+        best_by: name of the logged metric that selects the best policy, which is saved when the metric is
             logged.
-        lowest_is_best: whether a lower figure is a better one.
+        lowest_is_best: whether a lower metric is a better one.
         keep: number of newest training states that stay; None for all. keep_every: those after a multiple of
             this many epochs stay too. Policy weights always stay.
         every_minutes: after this many minutes without a checkpoint, and after the first epoch of a run, the
@@ -348,9 +348,9 @@ class CheckpointManager:
 
     # ---- policy files ----
 
-    def better_score(self, figures: Mapping[str, Any], best: float | None) -> float | None:
-        """The score among logged figures, if there is one and it is better than `best`; else None."""
-        score = float(figures.get(self.best_by, math.nan))
+    def better_score(self, metrics: Mapping[str, Any], best: float | None) -> float | None:
+        """The score among logged metrics, if there is one and it is better than `best`; else None."""
+        score = float(metrics.get(self.best_by, math.nan))
         if math.isnan(score):
             return None
         is_better = best is None or (score < best if self.lowest_is_best else score > best)

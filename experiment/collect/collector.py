@@ -49,14 +49,14 @@ class StageTimer:
         self.seconds[stage] += now_s - since_s
         return now_s
 
-    def step_figures(self, num_steps: float) -> dict[str, float]:
+    def step_metrics(self, num_steps: float) -> dict[str, float]:
         """Milliseconds of each stage per vector step; `num_steps` were taken since the last call."""
         taken = {stage: self._take(stage) for stage in _STEP_STAGES}
         if not num_steps:
             return {}
         return {f"time/{stage}_ms_per_step": 1e3 * s / num_steps for stage, s in taken.items()}
 
-    def update_figures(self) -> dict[str, float]:
+    def update_metrics(self) -> dict[str, float]:
         """Milliseconds per update since the last call."""
         num_updates, self.num_updates = self.num_updates, 0
         taken = self._take("update")

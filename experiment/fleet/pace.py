@@ -156,7 +156,7 @@ class ReplayRatio:
         self._env_steps_left, self._poll_at_s = 0.0, 0.0
         # Time when the learner was last seen; time of the last warning about its absence.
         self._seen_s, self._warned_s = time.monotonic(), -math.inf
-        self._waited_s = 0.0  # seconds since the last call of `figures`
+        self._waited_s = 0.0  # seconds since the last call of `metrics`
         self._has_reported_waiting = False
 
     # ---- called by every process ----
@@ -193,7 +193,7 @@ class ReplayRatio:
             self._count()
             self._delete_old_heartbeats()
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The ratio so far, and how long this process has waited since the last call."""
         waited_s, self._waited_s = self._waited_s, 0.0
         if self.ratio is None:

@@ -70,7 +70,7 @@ def masked_losses(
         Mask"; "<name>_loss" and "<name>_mask" of each extra term; "terms", as given; "squared_errors"
         (B, L, C, G, 1) of the critics, without gradient, for datasets that keep priorities; "Sequence
         Length", the places L of a row, "Batch Size (in Timesteps)", those of all rows, and "Unmasked Batch
-        Size (in Timesteps)", the real transitions in them (a scalar tensor); and the agent's figures under
+        Size (in Timesteps)", the real transitions in them (a scalar tensor); and the agent's metrics under
         their own names.
     Raises: ValueError for an edited mask of another shape or dtype, or an extra term of another shape.
     """
@@ -124,7 +124,7 @@ def _at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def log_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def log_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """The scalar results of `Learner.update`, under the names used in logs."""
     return {_LOG_NAMES.get(name, name): value for name, value in metrics.items() if _is_scalar(value)}
 
@@ -266,8 +266,8 @@ class Learner:
         edited masks, the forward pass of a single micro-batch gives them; several micro-batches are passed
         forward an extra time, without gradients, leaving random generators and statistics as they were.
 
-        Figures are those of this process's share (the mean of the losses over processes is the update's
-        loss). With `log_step` there are more figures, each of all processes together.
+        Metrics are those of this process's share (the mean of the losses over processes is the update's
+        loss). With `log_step` there are more metrics, each of all processes together.
 
         before_step: called when the gradients are there, with the results of compute_loss. False leaves the
             weights as they are (`was_vetoed`). All processes have to answer alike.
@@ -489,7 +489,7 @@ class Learner:
     def _with_details(
         self, metrics: dict[str, Any], batches: Sequence[AnyBatch], grad_norms: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """The figures of all processes. Those of the agent are from the last micro-batch, with its weight."""
+        """The metrics of all processes. Those of the agent are from the last micro-batch, with its weight."""
         details = {
             name: torch.as_tensor(value).detach()
             for name, value in metrics.items()
@@ -594,13 +594,13 @@ def grad_norms(agent: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def _on_host(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _on_host(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Scalar tensors on the CPU in float64, by one copy, because each copy from a GPU waits for it."""
-    device = next((x.device for x in figures.values() if x.device.type != "cpu"), None)
+    device = next((x.device for x in metrics.values() if x.device.type != "cpu"), None)
     if device is None:
-        return dict(figures)
-    values = torch.stack([x.to(device, torch.float64) for x in figures.values()]).cpu()
-    return dict(zip(figures, values.unbind(), strict=True))
+        return dict(metrics)
+    values = torch.stack([x.to(device, torch.float64) for x in metrics.values()]).cpu()
+    return dict(zip(metrics, values.unbind(), strict=True))
 
 
 def _sum(scalars: Sequence[Tensor]) -> Tensor:

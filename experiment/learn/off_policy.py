@@ -16,7 +16,7 @@ from ..contracts import NO_DATA, RunContext, Trainer
 from ..fleet import ReplayRatio
 from ..process.distributed import StopWatch, merge_metrics
 from .batches import copied_ahead, in_buckets
-from .learner import Learner, log_figures
+from .learner import Learner, log_metrics
 
 logger = logging.getLogger("loxodon")
 _POLL_S = 0.5  # interval between checks of a dataset that is not ready yet
@@ -130,7 +130,7 @@ class OffPolicyTrainer(Trainer):
             logs = any((seen + i - j) % self.log_interval == 0 for j in range(len(micro_batches)))
             skipped = self.learner.skipped_updates
             update = micro_batches if self.batches_per_update > 1 else micro_batches[0]
-            metrics = log_figures(self.train_step(update, log_step=logs))
+            metrics = log_metrics(self.train_step(update, log_step=logs))
             micro_batches = []
             num_updates += 1
             self.ctx.status.put(gradient_steps=self.ctx.progress.gradient_steps)
@@ -147,8 +147,8 @@ class OffPolicyTrainer(Trainer):
         if num_updates:
             means = {name: float(total) / num_counted for name, total in sums.items()} if num_counted else {}
             skips = self.learner.skipped_updates - skipped_before
-            figures = self._policy_lag(versions) | self.pace.figures()
-            self._report(means, figures, num_updates, skips, time.perf_counter() - start_s)
+            more = self._policy_lag(versions) | self.pace.metrics()
+            self._report(means, more, num_updates, skips, time.perf_counter() - start_s)
 
     def _batches(self, epoch: int, num_batches: int) -> Iterator[Batch]:
         batches = in_buckets(self.loader.epoch(epoch, num_batches), self.bucket_size)
@@ -164,15 +164,15 @@ class OffPolicyTrainer(Trainer):
     ) -> None:
         accelerator = self.ctx.accelerator
         means = merge_metrics(means, 1.0, accelerator)  # each process has an equal share of each update
-        figures: dict[str, float] = {f"train/{name}": value for name, value in means.items()}
-        figures["train/updates"] = num_updates
+        metrics: dict[str, float] = {f"train/{name}": value for name, value in means.items()}
+        metrics["train/updates"] = num_updates
         if self.learner.skips_updates:
-            figures["train/skipped_updates"] = skips
-        figures |= more
-        figures |= {"time/learn_s": elapsed_s, "time/updates_per_s": num_updates / elapsed_s}
-        figures |= self.learner.timer.update_figures()
+            metrics["train/skipped_updates"] = skips
+        metrics |= more
+        metrics |= {"time/learn_s": elapsed_s, "time/updates_per_s": num_updates / elapsed_s}
+        metrics |= self.learner.timer.update_metrics()
         sampling = merge_metrics({**self.loader.metrics(), **self.dataset.metrics()}, 1.0, accelerator)
-        self.ctx.log({**figures, **{f"dataset/{name}": value for name, value in sampling.items()}}, "")
+        self.ctx.log({**metrics, **{f"dataset/{name}": value for name, value in sampling.items()}}, "")
         self.learner.check_epoch(means, num_updates, skips)
 
     def _policy_lag(self, versions: Sequence[Tensor]) -> dict[str, float]:

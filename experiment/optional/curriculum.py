@@ -49,7 +49,7 @@ class EpisodeLengthCurriculum(Callback):
         self.start, self.end, self.over_epochs = start, end, over_epochs
         self.from_epoch, self.geometric = from_epoch, geometric
         self.attribute, self.also_validation = attribute, also_validation
-        self.collect_figures = (attribute,)
+        self.collect_metrics = (attribute,)
         self._is_set: dict[int, int] = {}  # value by vector env
 
     def length(self, epoch: int) -> int:

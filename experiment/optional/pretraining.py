@@ -18,7 +18,7 @@ from ..checkpoint.policy_file import plain_tensors
 from ..collect.build import layout_of
 from ..contracts import Run
 from ..learn.batches import copied_ahead
-from ..learn.learner import Learner, log_figures, masked_losses
+from ..learn.learner import Learner, log_metrics, masked_losses
 from ..ppo import PPOLearner
 from ..process.distributed import StopWatch, merge_metrics
 from ..process.rng import derive_seed, isolated_rng
@@ -139,10 +139,10 @@ class Pretraining(Callback):
         run = self.run
         before, optimizer = plain_tensors(run.policy), copy.deepcopy(run.learner.state_dict())
         try:
-            figures = self._updates(self._learner())
-            if not math.isfinite(figures["loss"]):
+            metrics = self._updates(self._learner())
+            if not math.isfinite(metrics["loss"]):
                 raise FloatingPointError(
-                    f"The loss of pre-training is {figures['loss']}. Fix: lower Pretraining.learning_rate, "
+                    f"The loss of pre-training is {metrics['loss']}. Fix: lower Pretraining.learning_rate, "
                     "or look for NaN in the data with loxodon data check."
                 )
         except BaseException:  # the checkpoint that follows has the weights from which a resume begins
@@ -154,7 +154,7 @@ class Pretraining(Callback):
             run.policy.load_state_dict(before)
             run.ctx.console.say("Stopped during pre-training, which starts over on resume.")
             return False
-        run.log(figures, "pretrain")
+        run.log(metrics, "pretrain")
         return True
 
     def _learner(self) -> Learner:
@@ -201,7 +201,7 @@ class Pretraining(Callback):
                 if len(micro_batches) < group:
                     continue
                 logs = len(seen) % max(1, self.settings.log_interval // group) == 0
-                metrics = log_figures(learner.update(micro_batches, logs))
+                metrics = log_metrics(learner.update(micro_batches, logs))
                 micro_batches = []
                 agent.after_imitation()
                 seen.append({name: metrics[name] for name in _LOSSES})
@@ -218,9 +218,9 @@ class Pretraining(Callback):
         last = seen[min(int(0.9 * num_updates), len(seen) - 1) :]
         own = {name: sum(float(one[name]) for one in last) / len(last) for name in _LOSSES}
         counts = {"first_loss": float(seen[0]["loss"]), "updates": float(len(seen))}
-        figures = merge_metrics({**own, **counts}, 1.0, run.ctx.accelerator)
-        run.ctx.console.say(f"Pre-training: loss {figures['first_loss']:.4g} -> {figures['loss']:.4g}.")
-        return {**figures, "seconds": time.perf_counter() - start_s}
+        means = merge_metrics({**own, **counts}, 1.0, run.ctx.accelerator)
+        run.ctx.console.say(f"Pre-training: loss {means['first_loss']:.4g} -> {means['loss']:.4g}.")
+        return {**means, "seconds": time.perf_counter() - start_s}
 
     def _loader(self) -> BatchLoader:
         of_run = self.settings.sequences_per_batch

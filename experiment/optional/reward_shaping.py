@@ -53,7 +53,7 @@ class RewardShaping:
         num_epochs: number of epochs of the run.
         epoch: returns the epoch that schedules follow.
         shaper: (rewards (N,) float32, progress from 0 to 1) -> (N,), the rewards stored for training. The
-            policy's input and all figures keep the environment's own rewards. None changes nothing.
+            policy's input and all metrics keep the environment's own rewards. None changes nothing.
 
     Raises: TypeError for a shaper that cannot be called this way.
     """

@@ -1,4 +1,4 @@
-"""Console output of a run: two bars and figures, or plain lines without a terminal."""
+"""Console output of a run: two bars and metrics, or plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ConsoleView:
     def __init__(self, verbose: bool, epochs: int | None, console: Console | None = None) -> None:
         self.verbose, self.epochs = verbose, epochs
         self.console = Console(highlight=False, soft_wrap=True) if console is None else console
-        self._figures: dict[str, str] = {}
+        self._metrics: dict[str, str] = {}
         self._bars: tuple[Progress, TaskID, TaskID] | None = None
         self._share_done: Callable[[], float] | None = None
         self._last_line_s = -float("inf")
@@ -52,11 +52,11 @@ class ConsoleView:
         finally:
             self._bars = self._share_done = None
 
-    def show(self, epoch: int, phase: str, figures: Mapping[str, float]) -> None:
-        """Show the phase of the epoch and the newest figures; older figures of other names stay visible."""
+    def show(self, epoch: int, phase: str, metrics: Mapping[str, float]) -> None:
+        """Show the phase of the epoch and the newest metrics; older metrics of other names stay visible."""
         if not self.verbose:
             return
-        self._figures |= {name: _short(value) for name, value in figures.items()}
+        self._metrics |= {name: _short(value) for name, value in metrics.items()}
         total = "" if self.epochs is None else f"/{self.epochs}"
         if self._bars is not None:
             bars, of_run, of_phase = self._bars
@@ -78,7 +78,7 @@ class ConsoleView:
             self.console.print(line, markup=False)
 
     def _text(self) -> str:
-        return "  ".join(f"{name} {value}" for name, value in self._figures.items())
+        return "  ".join(f"{name} {value}" for name, value in self._metrics.items())
 
     def _view(self) -> Group:
         """The display below the lines; called four times a second, in a separate thread."""

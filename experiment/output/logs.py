@@ -37,7 +37,7 @@ def to_plain(value: Any) -> float | int | str | bool | None:
 
 @gin.configurable(allowlist=["tensorboard"])
 class MetricLogger:
-    """Writes figures of one run. Files are opened by the first `log`, so that a resume can choose how.
+    """Writes metrics of one run. Files are opened by the first `log`, so that a resume can choose how.
 
     Args:
         run_dir: folder of the run; logs go to its `logs/` (and `wandb_logs/`).
@@ -45,7 +45,7 @@ class MetricLogger:
         has_tensorboard: False for a process that never writes TensorBoard files.
         tensorboard: whether they are written, if tensorboard is installed.
         wandb: arguments of `wandb.init`, or None to leave Weights & Biases alone.
-        wandb_metrics: False does not send figures to Weights & Biases; its run is then only for artifacts.
+        wandb_metrics: False does not send metrics to Weights & Biases; its run is then only for artifacts.
 
     Raises: ImportError if `wandb` is asked for and not installed.
     """
@@ -64,7 +64,7 @@ class MetricLogger:
         if wandb is not None:
             import_extra("wandb", "loxodon[wandb]")
         self._wants_tensorboard = tensorboard and has_tensorboard
-        self._wandb_arguments, self._sends_figures = wandb, wandb is not None and wandb_metrics
+        self._wandb_arguments, self._sends_metrics = wandb, wandb is not None and wandb_metrics
         self._wandb_id: str | None = None  # kept even by a process that does not use it
         self._wandb_run: Any = None
         self._resume_at: int | None = None
@@ -85,7 +85,7 @@ class MetricLogger:
         if self._tensorboard is not None:
             for key, number in numbers.items():
                 self._tensorboard.add_scalar(key, number, int(axes.get("env_steps", 0)))
-        if self._sends_figures:
+        if self._sends_metrics:
             run = self.start_wandb()
             # wandb drops records with an earlier step than before. A killed process may have sent more
             # records, and an offline run does not know the last step of the previous one.
@@ -96,7 +96,7 @@ class MetricLogger:
         """The run of Weights & Biases; its first use starts it, and its id continues it in later processes.
 
         Weights & Biases can only append: a run that was killed and resumes from its checkpoint sends the
-        records after it again. They share their env_steps, over which figures are drawn.
+        records after it again. They share their env_steps, over which metrics are drawn.
 
         Raises: ValueError if it is not in use, or cannot start, for example without a login.
         """
@@ -134,7 +134,7 @@ class MetricLogger:
         self._is_open = True
         if self._wants_tensorboard and importlib.util.find_spec("tensorboard") is None:
             logger.info(
-                "TensorBoard is not installed, so figures are written to %s only. Fix: pip install "
+                "TensorBoard is not installed, so metrics are written to %s only. Fix: pip install "
                 "'loxodon[tensorboard]', or set MetricLogger.tensorboard = False.",
                 self.path,
             )
@@ -142,7 +142,7 @@ class MetricLogger:
             from torch.utils.tensorboard import SummaryWriter
 
             self._tensorboard = SummaryWriter(str(self.run_dir / "logs" / "tensorboard"))
-        if self._sends_figures:
+        if self._sends_metrics:
             self.start_wandb()
 
     def state_dict(self) -> dict[str, Any]:

@@ -76,13 +76,13 @@ def refreshed_states(agent: OnPolicyAgent, tensors: RolloutTensors, num_envs: Se
 
 def disagreement(results: Results, steps: Results) -> dict[str, float]:
     """Difference between acting and the same weights on whole sequences; only rounding errors, normally."""
-    figures, valid = {}, steps["valid"].reshape(-1)
+    metrics, valid = {}, steps["valid"].reshape(-1)
     names = {"log_probs": "initial_logratio_abs_max", "values": "initial_value_diff_abs_max"}
-    for name, figure in names.items():
+    for name, metric in names.items():
         if name in steps:
             difference = (results[name].reshape(-1) - steps[name].reshape(-1)).abs()
-            figures[figure] = float(difference.masked_fill(~valid, 0.0).max())
-    return figures
+            metrics[metric] = float(difference.masked_fill(~valid, 0.0).max())
+    return metrics
 
 
 def rounding(
@@ -110,7 +110,7 @@ def rounding(
 
 
 def spread(values: Tensor, returns: Tensor, advantages: Tensor, mask: Tensor) -> dict[str, float]:
-    """Figures on the fit of values to returns, and on their size; (T, N) each, of all processes."""
+    """Metrics on the fit of values to returns, and on their size; (T, N) each, of all processes."""
     v, y, a = values.double(), returns.double(), advantages.double()
     moments = means_over_processes([v, y, a, y - v, y * y, a * a, (y - v) * (y - v)], mask)
     value, mean_return, advantage, residual, y_squares, a_squares, residual_squares = moments

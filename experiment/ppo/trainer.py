@@ -20,7 +20,7 @@ from ...data import RolloutBatch, Sink
 from ...data.errors import check_choice
 from ...nets import summed_over_processes
 from ..contracts import RunContext, Stateful, Trainer
-from ..learn.learner import Learner, log_figures
+from ..learn.learner import Learner, log_metrics
 from ..process.distributed import StopWatch, merge_metrics, merged
 from ..process.rng import derive_seed
 from . import sequences
@@ -197,7 +197,7 @@ class PPOLearner(Trainer):
         return [buffer]
 
     def train(self, epoch: int) -> None:
-        """Learn from the rollout of this epoch, and log the figures.
+        """Learn from the rollout of this epoch, and log the metrics.
 
         Raises: ValueError when the rollout is incomplete or holds NaN; FloatingPointError for a loss that is
             not finite, unless such updates are left out.
@@ -208,15 +208,15 @@ class PPOLearner(Trainer):
         self.agent.set_progress(self.ctx.progress.share)
         should_stop = StopWatch(self.ctx.stop.requested, self.accelerator).after_update
         own = self.learn_from_rollout(epoch, should_stop, updates=epoch >= self.first_epoch)
-        figures = merge_metrics(own, 1.0, self.accelerator)
+        metrics = merge_metrics(own, 1.0, self.accelerator)
         elapsed_s = time.perf_counter() - start_s
-        speed = {"time/learn_s": elapsed_s, "time/updates_per_s": figures["updates"] / elapsed_s}
-        speed |= self.learner.timer.update_figures()
+        speed = {"time/learn_s": elapsed_s, "time/updates_per_s": metrics["updates"] / elapsed_s}
+        speed |= self.learner.timer.update_metrics()
         self.ctx.status.put(gradient_steps=self.ctx.progress.gradient_steps)
-        self.ctx.log({**{f"ppo/{name}": value for name, value in figures.items()}, **speed}, "")
-        self.raise_alarm(figures)
-        num_skipped = round(figures.get("skipped_updates", 0.0))
-        self.learner.check_epoch(figures, round(figures["updates"]) + num_skipped, num_skipped)
+        self.ctx.log({**{f"ppo/{name}": value for name, value in metrics.items()}, **speed}, "")
+        self.check_consistency(metrics)
+        num_skipped = round(metrics.get("skipped_updates", 0.0))
+        self.learner.check_epoch(metrics, round(metrics["updates"]) + num_skipped, num_skipped)
 
     def learn_from_rollout(
         self, epoch: int, should_stop: Callable[[], bool] = lambda: False, *, updates: bool = True
@@ -225,7 +225,7 @@ class PPOLearner(Trainer):
 
         epoch: decides the minibatches, together with the seed. should_stop: called between updates.
         updates: False makes none; statistics are still updated.
-        Returns: figures of the updates, and of all processes' rollouts apart from extremes and losses.
+        Returns: metrics of the updates, and of all processes' rollouts apart from extremes and losses.
         Raises: ValueError when the rollout is incomplete or holds NaN.
         """
         rollout = join([buffer.read() for buffer in self.buffers])
@@ -233,30 +233,30 @@ class PPOLearner(Trainer):
         actions = sequences.policy_actions(rollout.steps, self.agent.action_space)
         tensors = RolloutTensors(rollout, actions, self.accelerator.device)
         pieces = self._pieces(rollout)
-        results, figures = self._prepare(tensors, pieces)
+        results, metrics = self._prepare(tensors, pieces)
         if updates:
-            figures = self._run_epochs(tensors, pieces, results, epoch, should_stop) | figures
+            metrics = self._run_epochs(tensors, pieces, results, epoch, should_stop) | metrics
         else:
             self.agent.after_imitation()
-            figures |= {"updates": 0.0, "updates_share": 0.0}
+            metrics |= {"updates": 0.0, "updates_share": 0.0}
         if self.rereads_context:  # so that acting, too, continues with the new weights' memory of the episode
             sizes = [buffer.num_envs for buffer in self.buffers]
             for buffer, state in zip(self.buffers, refreshed_states(self.agent, tensors, sizes), strict=True):
                 buffer.carried_state = state
         for buffer in self.buffers:
             buffer.next_rollout()
-        return figures
+        return metrics
 
     def describe(self) -> str:
         """A short description of the training on each rollout."""
         updates = self.update_epochs * self.minibatches
         return f"up to {updates:,} updates on sequences of up to {self.chunk_len} steps"
 
-    def raise_alarm(self, figures: dict[str, float]) -> None:
+    def check_consistency(self, metrics: dict[str, float]) -> None:
         """Warn, once, if acting and training disagree on the outputs of the same weights."""
-        found, limit = (figures[f"initial_logratio_{name}_max"] for name in ("abs", "rounding"))
+        found, limit = (metrics[f"initial_logratio_{name}_max"] for name in ("abs", "rounding"))
         # If all log-ratios are as large as the limit, the first minibatch has a divergence of limit^2 / 2.
-        if (kl := figures.get("initial_kl", 0.0)) > max(limit**2 / 2.0, _KL_ROUNDING):
+        if (kl := metrics.get("initial_kl", 0.0)) > max(limit**2 / 2.0, _KL_ROUNDING):
             found = max(found, (2.0 * kl) ** 0.5)
         # Burn-in reads with new weights the timesteps of the old ones, so a difference means nothing there.
         if found > limit and not self.burn_in and not self._has_warned:
@@ -287,13 +287,13 @@ class PPOLearner(Trainer):
         return sequences.cut(rollout, self.chunk_len, context=context, burn_in=self.burn_in)
 
     def _prepare(self, tensors: RolloutTensors, pieces: Pieces) -> tuple[Results, dict[str, float]]:
-        """Evaluate the rollout and estimate advantages: fields of batches (T * N, ...), and figures."""
+        """Evaluate the rollout and estimate advantages: fields of batches (T * N, ...), and metrics."""
         acted = tensors.steps
         mask, ended = acted["valid"], acted["ended"]
         groups = self._old_policy_indices(tensors, pieces)
         found, next_values = old_policy_outputs(self.agent, tensors, groups, self.cast)
-        figures = disagreement(found, acted)
-        figures["initial_logratio_rounding_max"] = rounding(
+        metrics = disagreement(found, acted)
+        metrics["initial_logratio_rounding_max"] = rounding(
             self.agent.distribution, found, tensors.actions, mask, self._precision()
         )
         if not self.recompute_old:
@@ -303,17 +303,17 @@ class PPOLearner(Trainer):
             if tensors.rollout.resets[tensors.rollout.history].all():  # no episode continues
                 self.reward_normalizer.restart()
             rewards = self.reward_normalizer(rewards, ended, mask)
-            (figures["normalized_reward"],) = means_over_processes([rewards], mask)
+            (metrics["normalized_reward"],) = means_over_processes([rewards], mask)
         values = found["values"].view(mask.shape)
         advantages, returns = self.advantage_estimator(
             rewards, values, next_values, acted["terminated"], ended, mask
         )
-        figures |= spread(values, returns, advantages, mask)
+        metrics |= spread(values, returns, advantages, mask)
         if not self.advantage_norm.per_minibatch:
             advantages = self.advantage_norm(advantages, mask)
         found["advantages"], found["returns"] = advantages.reshape(-1, 1), returns.reshape(-1, 1)
         self.agent.update_values_statistics(returns[..., None], mask[..., None])
-        return found, figures
+        return found, metrics
 
     def _old_policy_indices(self, tensors: RolloutTensors, pieces: Pieces) -> Iterator[GatherIndices]:
         """All steps and the timesteps after them, in groups that need less memory than an update."""
@@ -335,7 +335,7 @@ class PPOLearner(Trainer):
         epoch: int,
         should_stop: Callable[[], bool],
     ) -> dict[str, float]:
-        """All passes over the rollout; returns the means of their figures."""
+        """All passes over the rollout; returns the means of their metrics."""
         _switch_dropout_off(self.agent)
         seed = derive_seed(self.ctx.progress.seed, "minibatches")
         rng = np.random.default_rng([seed, epoch, self.accelerator.process_index])
@@ -375,7 +375,7 @@ class PPOLearner(Trainer):
         """One update on the parts of a minibatch."""
         if self.advantage_norm.per_minibatch:
             batches = self._normalized(batches)
-        return log_figures(
+        return log_metrics(
             self.learner.update(
                 batches,
                 with_metrics,
@@ -450,7 +450,7 @@ def _switch_dropout_off(agent: OnPolicyAgent) -> None:
 
 
 def _summary(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """One figure of each name that updates reported.
+    """One metric of each name that updates reported.
 
     `effective_sample_size` is the effective number of steps of all updates and processes, weighted by their
     ratios, as a share of their number.
@@ -463,11 +463,11 @@ def _summary(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _numbers(updates: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
-    """The figures of all updates as numbers, after one copy from the device."""
+    """The metrics of all updates as numbers, after one copy from the device."""
     if not any(updates):
         return [{} for _ in updates]
-    figures = [torch.as_tensor(value).double() for one in updates for value in one.values()]
-    numbers = iter(torch.stack(figures).tolist())
+    metrics = [torch.as_tensor(value).double() for one in updates for value in one.values()]
+    numbers = iter(torch.stack(metrics).tolist())
     return [dict(zip(one, numbers)) for one in updates]  # noqa: B905 - each takes as many as it has names
 
 

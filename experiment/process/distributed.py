@@ -1,4 +1,4 @@
-"""Communication between processes that train together: decisions, figures and finished episodes.
+"""Communication between processes that train together: decisions, metrics and finished episodes.
 
 All of them have to call every function here, in the same order; with one process it costs nothing.
 """
@@ -99,15 +99,15 @@ def merge_metrics(
     sums: tuple[str, ...] = (),
     shares: tuple[str, ...] = (),
 ) -> dict[str, float]:
-    """One figure of each name for all processes together.
+    """One metric of each name for all processes together.
 
     Args:
-        metrics: figures of this process. Names that end in `_min` or `_max` give the extreme, all others a
+        metrics: metrics of this process. Names that end in `_min` or `_max` give the extreme, all others a
             mean.
         weight: weight of this process in these means, such as its real timesteps.
         accelerator: accelerator of the run.
-        sums: names of figures that are added up instead.
-        shares: names of figures with equal weight for every process.
+        sums: names of metrics that are added up instead.
+        shares: names of metrics with equal weight for every process.
     """
     return merged(gather((dict(metrics), weight), accelerator), sums, shares)
 
@@ -115,7 +115,7 @@ def merge_metrics(
 def merged(
     every: Sequence[tuple[Mapping[str, Any], float]], sums: Sequence[str] = (), shares: Sequence[str] = ()
 ) -> dict[str, float]:
-    """One figure of each name from several (metrics, weight); sums, shares: see merge_metrics."""
+    """One metric of each name from several (metrics, weight); sums, shares: see merge_metrics."""
     found = {}
     for name in {name: None for one, _ in every for name in one}:  # a set would lose the order
         values = [(float(one[name]), w) for one, w in every if name in one]

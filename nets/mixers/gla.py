@@ -88,7 +88,7 @@ class GLATrajEncoder(MixerTrajEncoder):
             with "fixed", each head fades at a constant rate and writes everything, as in a retentive network
             (without its rotation of queries and keys).
         gate_rank: width of the bottleneck that decays are computed from.
-        gate_gain: factor of the first weights of the write gate.
+        gate_gain: factor of the initial weights of the write gate.
     Source: Yang et al. 2024, arXiv:2312.06635, except for the write gate; Sun et al. 2023, arXiv:2307.08621
         (RetNet).
     """

@@ -188,8 +188,8 @@ class MambaTrajEncoder(MixerTrajEncoder):
         d_state: size of the state of each feature.
         d_conv: width in timesteps of the convolution before the state.
         expand: width inside a layer, in d_model.
-        select_gain: factor of the first weights that compute step sizes, writes and reads.
-        gate_gain: factor of the first weights of step sizes.
+        select_gain: factor of the initial weights that compute step sizes, writes and reads.
+        gate_gain: factor of the initial weights of step sizes.
         step_bias: first bias of step sizes, before softplus.
     Source: Gu & Dao 2023, arXiv:2312.00752.
     """
@@ -208,7 +208,7 @@ class Mamba2TrajEncoder(MixerTrajEncoder):
         d_conv: width in timesteps of the convolution before the state.
         expand: width inside a layer, in d_model.
         n_heads: number of groups of features that fade together, a divisor of expand * d_model.
-        gate_gain: factor of the first weights of step sizes.
+        gate_gain: factor of the initial weights of step sizes.
         step_bias: first bias of step sizes, before softplus.
     Source: Dao & Gu 2024, arXiv:2405.21060.
     """

@@ -88,8 +88,8 @@ class MinGRUTrajEncoder(MixerTrajEncoder):
 
     Args:
         expand: width of the state, in d_model.
-        gate_gain: factor of the first weights of gates.
-        out_gain: factor of the first weights that read the state.
+        gate_gain: factor of the initial weights of gates.
+        out_gain: factor of the initial weights that read the state.
     Source: Feng et al. 2024, arXiv:2410.01201.
     """
 
@@ -102,8 +102,8 @@ class MinLSTMTrajEncoder(MixerTrajEncoder):
 
     Args:
         expand: width of the state, in d_model.
-        gate_gain: factor of the first weights of gates.
-        out_gain: factor of the first weights that read the state.
+        gate_gain: factor of the initial weights of gates.
+        out_gain: factor of the initial weights that read the state.
     Source: Feng et al. 2024, arXiv:2410.01201.
     """
 

@@ -73,7 +73,7 @@ class MLSTMTrajEncoder(MixerTrajEncoder):
     Args:
         n_heads: number of heads, a divisor of d_model and of expand_k * d_model.
         expand_k: width of queries and keys, in d_model.
-        gate_gain: factor of the first weights of gates.
+        gate_gain: factor of the initial weights of gates.
     Source: Beck et al. 2024, arXiv:2405.04517; layout and capped gates: Beck et al. 2025, arXiv:2503.13427.
     """
 

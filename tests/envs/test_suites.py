@@ -16,7 +16,7 @@ from loxodon.envs.returned import METRIC_PREFIX
 from loxodon.envs.vector.adapter import AlreadyVectorizedEnv
 
 
-def test_atari_games_are_grey_pictures_with_sticky_actions() -> None:
+def test_atari_games_are_grey_images_with_sticky_actions() -> None:
     pytest.importorskip("ale_py")
     env = atari_env("Pong").build()
     assert env.observation_space["observation"] == spaces.Box(0, 255, (84, 84, 1), np.uint8)

@@ -1,4 +1,4 @@
-"""The T-maze needs memory and nothing else, also when drawn as pictures."""
+"""The T-maze needs memory and nothing else, also when drawn as images."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def test_an_impossible_horizon_is_refused(horizon: Any) -> None:
         TMazePassive(horizon=horizon)
 
 
-def play_pictures(seen: list[np.ndarray]) -> int:
-    """Optimal play: the agent's pixels show its position, and the first picture shows where to turn."""
+def play_images(seen: list[np.ndarray]) -> int:
+    """Optimal play: the agent's pixels show its position, and the first image shows where to turn."""
     is_at_junction = (seen[-1][32, -8:] == 255).all()
     if not is_at_junction:
         return RIGHT
@@ -109,12 +109,12 @@ def play_pictures(seen: list[np.ndarray]) -> int:
 
 
 @pytest.mark.parametrize("horizon", [1, 10, 100])
-def test_the_pictures_show_everything_that_is_needed(horizon: int) -> None:
+def test_the_images_show_everything_that_is_needed(horizon: int) -> None:
     drawn, numbers = TMazePixels(horizon=horizon), TMazePassive(horizon=horizon)
     for seed in range(6):
-        total, length, success, seen = run(drawn, play_pictures, seed)
+        total, length, success, seen = run(drawn, play_images, seed)
         assert (total, length, success) == run(numbers, with_memory, seed)[:3] == (1.0, horizon + 1, 1.0)
-        assert all(drawn.observation_space.contains(picture) for picture in seen)
+        assert all(drawn.observation_space.contains(image) for image in seen)
         later = np.stack(seen[1:])
-        assert (later == later[..., :1]).all()  # only the first picture has the cue's colour
+        assert (later == later[..., :1]).all()  # only the first image has the cue's colour
     check_env(TMazePixels(horizon=3), skip_render_check=True)

@@ -214,7 +214,7 @@ def test_a_learner_waits_for_the_first_data_and_while_it_is_too_far_ahead(
     assert "but no running actor sees" in learner.lines[0]
     write_beat(tmp_path, "actor", env_steps=104, state="stopped")
     assert learner.pace.before_update()
-    figures = learner.pace.figures()
+    figures = learner.pace.metrics()
     assert figures["train/replay_ratio"] == 2 / 4
     assert figures["time/wait_for_actors_s"] >= 0
 

@@ -1,4 +1,4 @@
-"""Every timestep encoder, also those in docs/timestep_encoders.md: inputs, hiding, pictures, maps, text."""
+"""Every timestep encoder, also those in docs/timestep_encoders.md: inputs, hiding, images, maps, text."""
 
 from __future__ import annotations
 
@@ -57,22 +57,22 @@ EVERYTHING = spaces.Dict(
 )
 
 
-def picture(*shape: int, dtype: Any = np.uint8, high: float = 255) -> spaces.Dict:
+def image(*shape: int, dtype: Any = np.uint8, high: float = 255) -> spaces.Dict:
     return spaces.Dict({"observation": spaces.Box(0, high, shape, dtype)})
 
 
 CASES: dict[str, tuple[Callable[..., TstepEncoder], spaces.Dict]] = {
     "flat": (partial(FFTstepEncoder, d_hidden=16, d_output=8), SPACE),
-    "nature": (CNNTstepEncoder, picture(84, 84, 3)),
-    "impala": (partial(CNNTstepEncoder, cnn_type=IMPALAishCNN, img_features=8), picture(3, 21, 17)),
-    "drq": (partial(CNNTstepEncoder, cnn_type=DrQCNN), picture(33, 31)),
-    "own convolutions": (partial(CNNTstepEncoder, cnn_type=OWN["MyConvs"]), picture(64, 64, 3)),
-    "gridworld": (GridworldCNNTstepEncoder, picture(7, 7, 3)),
+    "nature": (CNNTstepEncoder, image(84, 84, 3)),
+    "impala": (partial(CNNTstepEncoder, cnn_type=IMPALAishCNN, img_features=8), image(3, 21, 17)),
+    "drq": (partial(CNNTstepEncoder, cnn_type=DrQCNN), image(33, 31)),
+    "own convolutions": (partial(CNNTstepEncoder, cnn_type=OWN["MyConvs"]), image(64, 64, 3)),
+    "gridworld": (GridworldCNNTstepEncoder, image(7, 7, 3)),
     "dict": (partial(DictTstepEncoder, d_hidden=32, d_output=8, img_features=8), EVERYTHING),
     "goal": (partial(DictTstepEncoder, d_hidden=8, d_output=8, obs_kinds={"goal": "goal"}), GOALS),
     "own vectors": (OWN["MyVectors"], NUMBERS),
-    "own pictures": (OWN["MyPictures"], picture(64, 64, 3)),
-    "own maps": (OWN["MyMaps"], picture(7, 7, 3)),
+    "own images": (OWN["MyImages"], image(64, 64, 3)),
+    "own maps": (OWN["MyMaps"], image(7, 7, 3)),
     "own dict": (OWN["MyDict"], GOALS),
 }
 
@@ -180,46 +180,46 @@ def test_statistics_follow_real_timesteps_in_training_only(kind: Any) -> None:
     assert torch.equal(other.input_norm.mean, encoder.input_norm.mean)
 
 
-# ---- pictures ----
+# ---- images ----
 
 
 def test_channel_order_is_detected_and_reported_once(caplog: Any) -> None:
-    """Both channel orders of one picture give the same vectors."""
+    """Both channel orders of one image give the same vectors."""
     with caplog.at_level(logging.INFO, "loxodon"):
         made = []
         for shape in ((38, 40, 3), (3, 38, 40), (38, 40, 3)):
             torch.manual_seed(0)
-            made.append(CNNTstepEncoder(picture(*shape), 3).eval())
+            made.append(CNNTstepEncoder(image(*shape), 3).eval())
     assert [record.getMessage() for record in caplog.records] == [
         "Observation 'observation' (38, 40, 3) is read as 38 x 40 with 3 channels on its last axis.",
         "Observation 'observation' (3, 38, 40) is read as 38 x 40 with 3 channels on its first axis.",
     ]
-    obs, rl2s = inputs(picture(38, 40, 3))
+    obs, rl2s = inputs(image(38, 40, 3))
     last = made[0](obs, rl2s, times(rl2s))
     moved = {"observation": obs["observation"].movedim(-1, -3)}
     torch.testing.assert_close(made[1](moved, rl2s, times(rl2s)), last)
-    told = CNNTstepEncoder(picture(38, 40, 3), 3, channels_first=True, cnn_type=IMPALAishCNN)
-    assert told.pictures[0].channels == 38
+    told = CNNTstepEncoder(image(38, 40, 3), 3, channels_first=True, cnn_type=IMPALAishCNN)
+    assert told.images[0].channels == 38
 
 
 @pytest.mark.parametrize(
     ("space", "low", "high"),
     [
-        (picture(36, 36), -1.0, 1.0),
-        (picture(36, 36, high=1), -1.0, 1.0),
-        (picture(36, 36, dtype=np.float32, high=4.0), -1.0, 1.0),
-        (picture(36, 36, dtype=np.float32, high=np.inf), 0.0, 3.0),  # unbounded floats stay as they are
+        (image(36, 36), -1.0, 1.0),
+        (image(36, 36, high=1), -1.0, 1.0),
+        (image(36, 36, dtype=np.float32, high=4.0), -1.0, 1.0),
+        (image(36, 36, dtype=np.float32, high=np.inf), 0.0, 3.0),  # unbounded floats stay as they are
     ],
 )
 def test_bounds_are_scaled_to_one(space: spaces.Dict, low: float, high: float) -> None:
     seen: list[torch.Tensor] = []
     encoder = CNNTstepEncoder(space, 3)
-    encoder.pictures[0].cnn.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    encoder.images[0].cnn.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     box = space["observation"]
     top = 3.0 if np.isinf(box.high.max()) else box.high.max()
     values = torch.tensor([0, top]).to(torch.from_numpy(box.low).dtype)
-    pictures, rl2s = values[:, None, None, None].expand(2, 1, 36, 36), torch.zeros(2, 1, 3)
-    encoder({"observation": pictures}, rl2s, times(rl2s))
+    images, rl2s = values[:, None, None, None].expand(2, 1, 36, 36), torch.zeros(2, 1, 3)
+    encoder({"observation": images}, rl2s, times(rl2s))
     assert (seen[0].dtype, seen[0][0].unique().tolist(), seen[0][1].unique().tolist()) == (
         torch.float32,
         [low],
@@ -230,20 +230,20 @@ def test_bounds_are_scaled_to_one(space: spaces.Dict, low: float, high: float) -
 def test_random_shifts_are_one_per_sequence_and_in_training_only() -> None:
     torch.manual_seed(0)
     first = torch.randint(0, 255, (64, 1, 3, 20, 17), dtype=torch.uint8)
-    pictures = first.expand(-1, 5, -1, -1, -1)
-    moved = random_shift(pictures, share=0.75)
-    assert (moved.shape, moved.dtype) == (pictures.shape, torch.uint8)
+    images = first.expand(-1, 5, -1, -1, -1)
+    moved = random_shift(images, share=0.75)
+    assert (moved.shape, moved.dtype) == (images.shape, torch.uint8)
     assert torch.equal(moved, moved[:, :1].expand_as(moved))
-    is_moved = (moved != pictures).flatten(1).any(1)
+    is_moved = (moved != images).flatten(1).any(1)
     assert 0.6 < is_moved.float().mean() < 0.9
     padded = torch.nn.functional.pad(first[:, 0].float(), (4, 4, 4, 4), mode="replicate")
-    windows = padded.unfold(2, 20, 1).unfold(3, 17, 1)  # every shift of every picture: (64, 3, 9, 9, 20, 17)
+    windows = padded.unfold(2, 20, 1).unfold(3, 17, 1)  # every shift of every image: (64, 3, 9, 9, 20, 17)
     matches = (windows == moved[:, 0, :, None, None].float()).all(dim=(1, 4, 5))  # (64, 9, 9)
     assert matches.flatten(1).any(1).all()
     assert len(matches.nonzero()[:, 1:].unique(dim=0)) > 25
 
-    obs, rl2s = inputs(picture(40, 40, 3))
-    encoder = CNNTstepEncoder(picture(40, 40, 3), 3, drqv2_aug=True, aug_pct_of_batch=1.0)
+    obs, rl2s = inputs(image(40, 40, 3))
+    encoder = CNNTstepEncoder(image(40, 40, 3), 3, drqv2_aug=True, aug_pct_of_batch=1.0)
     given = obs, rl2s, times(rl2s)
     assert torch.equal(encoder.eval()(*given), encoder(*given))
     assert not torch.equal(encoder.train()(*given), encoder(*given))
@@ -253,7 +253,7 @@ def test_random_shifts_are_one_per_sequence_and_in_training_only() -> None:
 
 
 def test_ids_of_different_channels_have_nothing_in_common() -> None:
-    space = picture(4, 4, 2, high=5)
+    space = image(4, 4, 2, high=5)
     encoder = GridworldCNNTstepEncoder(space, 3, img_features=8).eval()
     cells = torch.zeros(1, 1, 4, 4, 2, dtype=torch.uint8)
     swapped = cells.clone()
@@ -283,7 +283,7 @@ def test_kinds_of_observations_follow_from_their_spaces() -> None:
     expected = {"camera": "image", "depth": "image", "grey": "image", "map": "map", "mission": "tokens"}
     assert kinds == {key: expected.get(key, "flat") for key in kinds}
     assert kind_of(spaces.Box(0, 70_000, (8, 8), np.int32)) == "flat"
-    assert kind_of(spaces.Box(0, 1, (30, 30), np.float32)) == "flat"  # a table is as likely as a picture
+    assert kind_of(spaces.Box(0, 1, (30, 30), np.float32)) == "flat"  # a table is as likely as an image
     assert kind_of(spaces.Box(0, 255, (30, 30, 3), np.int64)) == "image"  # not a map of 256 ids
     assert default_tstep_encoder(SPACE) is FFTstepEncoder
     assert default_tstep_encoder(EVERYTHING) is DictTstepEncoder
@@ -298,7 +298,7 @@ def test_kinds_of_observations_follow_from_their_spaces() -> None:
         ((40, 2), np.float32, None),
     ],
 )
-def test_a_flattened_picture_is_warned_about_once(
+def test_a_flattened_image_is_warned_about_once(
     shape: tuple[int, ...], dtype: Any, advice: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     say_once.cache_clear()
@@ -309,7 +309,7 @@ def test_a_flattened_picture_is_warned_about_once(
     assert advice is None or re.search(rf"flattens observation 'seen' .*Fix: .*{advice}", told[0])
 
 
-IDS = picture(7, 7, 3, high=2000, dtype=np.int32)
+IDS = image(7, 7, 3, high=2000, dtype=np.int32)
 
 
 @pytest.mark.parametrize(
@@ -329,17 +329,17 @@ IDS = picture(7, 7, 3, high=2000, dtype=np.int32)
         ),
         (lambda: FFTstepEncoder(SPACE, 3, d_output=0), "FFTstepEncoder.d_output is 0"),
         (lambda: FFTstepEncoder(SPACE, 3, n_layers=0), "FFTstepEncoder.n_layers is 0"),
-        (lambda: CNNTstepEncoder(picture(64, 64, 3), 3, time_scale=0), "CNNTstepEncoder.time_scale is 0"),
-        (lambda: CNNTstepEncoder(picture(64, 64, 3), 3, img_features=0), "CNNTstepEncoder.img_features is 0"),
+        (lambda: CNNTstepEncoder(image(64, 64, 3), 3, time_scale=0), "CNNTstepEncoder.time_scale is 0"),
+        (lambda: CNNTstepEncoder(image(64, 64, 3), 3, img_features=0), "CNNTstepEncoder.img_features is 0"),
         (lambda: FFTstepEncoder(spaces.Dict({"note": spaces.Text(5)}), 3), r"'note' is a Text.*vocabulary"),
         (lambda: CNNTstepEncoder(SPACE, 3), r"\['dice', 'room'\].*DictTstepEncoder"),
         (
-            lambda: CNNTstepEncoder(picture(20, 20, 3), 3),
+            lambda: CNNTstepEncoder(image(20, 20, 3), 3),
             "NatureishCNN does not take .*20 x 20.*@IMPALAishCNN",
         ),
-        (lambda: CNNTstepEncoder(picture(40, 64, 40), 3), "may be the first or the last.*channels_first"),
-        (lambda: CNNTstepEncoder(picture(64, 64), 3, aug_pct_of_batch=2.0), r"aug_pct_of_batch is 2.0"),
-        (lambda: GridworldCNNTstepEncoder(picture(3, 3, 2), 3), "GridworldCNN does not take .* 3 x 3"),
+        (lambda: CNNTstepEncoder(image(40, 64, 40), 3), "may be the first or the last.*channels_first"),
+        (lambda: CNNTstepEncoder(image(64, 64), 3, aug_pct_of_batch=2.0), r"aug_pct_of_batch is 2.0"),
+        (lambda: GridworldCNNTstepEncoder(image(3, 3, 2), 3), "GridworldCNN does not take .* 3 x 3"),
         (lambda: GridworldCNNTstepEncoder(IDS, 3), "at most 1,024 differ"),
         (lambda: DictTstepEncoder(SPACE, 3, obs_kinds={"room": "image"}), "obs_kinds sets 'room'"),
         (lambda: DictTstepEncoder(SPACE, 3, obs_kinds={"x": "flat"}), "obs_kinds sets 'x'"),
@@ -357,7 +357,7 @@ def test_the_gin_samples_of_the_page_name_existing_settings() -> None:
             "import loxodon.experiment\n" + "\n".join(re.findall(r"```gin\n(.*?)```", PAGE, flags=re.DOTALL))
         )
     encoder = gin.query_parameter("Experiment.tstep_encoder_type").scoped_configurable_fn
-    made = encoder(picture(20, 20, 3), 3)
-    assert len(made.pictures[0].cnn.first) == 2
-    assert made.pictures[0].shifted_share == 0.75
+    made = encoder(image(20, 20, 3), 3)
+    assert len(made.images[0].cnn.first) == 2
+    assert made.images[0].shifted_share == 0.75
     gin.clear_config()

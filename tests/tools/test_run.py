@@ -437,8 +437,8 @@ def test_stages_are_divided_by_their_number_of_steps_or_updates(monkeypatch: pyt
         "time/env_ms_per_step": 300.0,
         "time/store_ms_per_step": 50.0,
     }
-    assert timer.update_figures() == {"time/update_ms": 2000.0}
-    assert (timer.step_figures(0), timer.update_figures()) == ({}, {})
+    assert timer.update_metrics() == {"time/update_ms": 2000.0}
+    assert (timer.step_figures(0), timer.update_metrics()) == ({}, {})
     assert set(timer.seconds.values()) == {0.0}
 
 

@@ -10,7 +10,7 @@ class Task:
     """A task of a suite.
 
     settings: gin settings of its environment and of the length of its episodes. configs: presets that hold
-    more of these. metric: figure of the evaluation. target: value at which the task counts as learned;
+    more of these. metric: that of the evaluation. target: value at which the task counts as learned;
     None if there is no reason for one. num_env_steps: budget of a run.
     """
 

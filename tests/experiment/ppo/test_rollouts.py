@@ -210,7 +210,7 @@ def test_storing_the_state_after_the_step_triggers_the_warning(
             collector.groups[0].sinks = [*learner.buffers, LateStates(learner.buffers[0])]
         collector.collect(8)
         figures = learner.learn_from_rollout(0)
-        learner.raise_alarm(figures)
+        learner.check_consistency(figures)
         rounding_max = figures["initial_logratio_rounding_max"]
         assert (figures["initial_logratio_abs_max"] < rounding_max < 1e-3) is is_right
         assert ("log-probabilities of a rollout differ" in caplog.text) is not is_right

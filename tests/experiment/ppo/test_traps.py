@@ -106,7 +106,7 @@ def test_default_dropout_is_off_in_updates(caplog: pytest.LogCaptureFixture) -> 
     collector = make_collector(agent, learner, longest=30)
     collector.collect(8)
     figures = learner.learn_from_rollout(0)
-    learner.raise_alarm(figures)
+    learner.check_consistency(figures)
     assert figures["initial_kl"] < 1e-10
     assert not caplog.records
 
@@ -126,7 +126,7 @@ def test_noise_in_updates_triggers_the_warning(caplog: pytest.LogCaptureFixture)
     collector.collect(8)
     figures = learner.learn_from_rollout(0)
     assert figures["initial_logratio_abs_max"] < 1e-4
-    learner.raise_alarm(figures)
+    learner.check_consistency(figures)
     assert "log-probabilities of a rollout differ" in caplog.text
 
 
@@ -138,5 +138,5 @@ def test_acting_in_training_mode_triggers_the_warning(caplog: pytest.LogCaptureF
         agent.train(not is_right)
         collector.collect(8)
         with caplog.at_level(logging.WARNING, logger="loxodon"):
-            learner.raise_alarm(learner.learn_from_rollout(0))
+            learner.check_consistency(learner.learn_from_rollout(0))
         assert ("log-probabilities of a rollout differ" in caplog.text) is not is_right

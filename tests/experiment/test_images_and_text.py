@@ -1,4 +1,4 @@
-"""Pictures stay uint8 and texts stay token ids all the way from the environment to the network."""
+"""Images stay uint8 and texts stay token ids all the way from the environment to the network."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ DTYPES = {"camera": "uint8", "mission": "int16", "speed": "float32"}
 
 
 class SeenEnv(gym.Env[Any, Any]):
-    """A picture, a mission in words and a number; episodes have 5 steps."""
+    """An image, a mission in words and a number; episodes have 5 steps."""
 
     observation_space = spaces.Dict(
         {
@@ -124,7 +124,7 @@ def test_settings_of_an_encoder_that_is_not_used_are_refused(seen_id: str, tmp_p
 
 
 @pytest.mark.parametrize("preset", ["base_offpolicy", "ppo/ppo"])
-def test_presets_for_any_task_embed_pictures_by_convolutions_and_report_it(
+def test_presets_for_any_task_embed_images_by_convolutions_and_report_it(
     preset: str, seen_id: str, tmp_path: Path
 ) -> None:
     said = header(preset, tmp_path, seen_id)
