@@ -393,6 +393,9 @@ def parse_evaluate(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(
             "--set changes the run's environments, which --env replaces. Fix: remove one of the two."
         )
+    for text in args.set:
+        if problem := override_problem(text):
+            parser.stop(f"command line, `--set {text}`: {problem}")
     _check_exists(args.run)
     if args.output is not None:
         if args.output.exists() and not args.output.is_file():
@@ -492,6 +495,7 @@ def parse_benchmark(words: Sequence[str] | None = None) -> argparse.Namespace:
     add(
         "words",
         nargs="*",
+        default=[],
         metavar="TASK",
         help="tasks of the suite (default: all), and settings of the agent",
     )
