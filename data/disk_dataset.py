@@ -248,13 +248,15 @@ class DiskTrajDataset(RLDataset):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the sampler, and what set_aside_newer and the limits must know about `fifo`.
 
-        The latter is the time and id of the newest file, the number of files, and the folder as it was named.
+        The latter is the time and id of the newest file, the numbers of files there and in quarantine, and
+        the folder as it was named.
         If this process keeps the limits, they are added, with the newest file from before the run.
         """
         return {
             **super().state_dict(),
             "newest": self._newest(),
             "num_fifo_files": len(self._buffer.fifo_files),
+            "num_quarantined": self._buffer.quarantine.num_quarantined,
             "named": self._named,
             "limits": self._limits if self.has_edit_rights else None,
             "newest_found": self._newest_found,
@@ -291,11 +293,18 @@ class DiskTrajDataset(RLDataset):
         self.refresh()
         num_lost = int(state["num_fifo_files"]) - len(self._buffer.fifo_files)
         if num_lost > 0:
+            quarantine = self._buffer.quarantine
+            quarantine.refresh()
+            now = quarantine.num_quarantined
+            num_broken = min(now - state.get("num_quarantined", now), num_lost)
             _logger.warning(
                 "%d trajectories that the checkpoint was trained on are gone, so the resumed run will "
-                "differ from the original one. They were deleted by the limits of DiskTrajDataset "
+                "differ from the original one. %s were deleted by hand or by the limits of DiskTrajDataset "
                 "(dset_max_size is %d), or moved to %s when another run of this name started.",
                 num_lost,
+                f"Broken files ({num_broken}) were moved to {quarantine.folder}. Others"
+                if num_broken > 0
+                else "They",
                 self.dset_max_size,
                 superseded,
             )

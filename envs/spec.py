@@ -6,8 +6,10 @@ import contextlib
 import copy
 import difflib
 import importlib
+import inspect
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,7 +65,10 @@ class EnvSpec:
         return self.env_name or str(getattr(self.target, "__qualname__", self.target))
 
     def build(self) -> SequenceEnv:
-        """Build a new environment in the library's form. Errors of its constructor are not caught."""
+        """Build a new environment in the library's form.
+
+        Errors of its constructor pass through, except those of missing or unknown arguments.
+        """
         made = self._make()
         name = self.env_name or (made.env_name if isinstance(made, EnvSpec) else None)
         made = self._completed(made)
@@ -78,7 +83,8 @@ class EnvSpec:
     def _make(self) -> Any:
         kwargs = copy.deepcopy(self.kwargs)
         target = _named(self.target)
-        return _make_registered(target, kwargs) if isinstance(target, str) else target(**kwargs)
+        with _explained_arguments(target, kwargs):
+            return _make_registered(target, kwargs) if isinstance(target, str) else target(**kwargs)
 
     def _completed(self, made: Any) -> Any:
         """Complete the target's result: build it if it is a recipe, and convert texts and actions."""
@@ -109,7 +115,8 @@ class EnvSpec:
         if isinstance(target, str):
             name = _registered_name(target)
             return gym.make_vec(name, **{"num_envs": num_envs, **kwargs})
-        made = target(**kwargs)
+        with _explained_arguments(target, kwargs):
+            made = target(**kwargs)
         return made.build_vector(num_envs) if isinstance(made, EnvSpec) else made
 
 
@@ -126,6 +133,37 @@ def build_all(specs: Iterable[EnvSpec], made: list[SequenceEnv] | None = None) -
         close_all(made)
         raise
     return made
+
+
+@contextlib.contextmanager
+def _explained_arguments(target: Callable[..., Any] | str, kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Name the class and the argument if its constructor does not take these arguments."""
+    try:
+        yield
+    except TypeError as error:
+        reason = str(error).partition("\n")[0].partition(" was raised from")[0]  # gymnasium's addition
+        if not re.search(r"missing \d+ required|got an unexpected keyword", reason):
+            raise
+        maker: Any = target
+        if isinstance(target, str):  # gym.make has arguments of its own, such as max_episode_steps
+            spec = gym.spec(target)
+            of_gym = inspect.signature(gym.make).parameters
+            kwargs = {**spec.kwargs, **{name: kwargs[name] for name in kwargs if name not in of_gym}}
+            maker = spec.entry_point
+            maker = gym.envs.registration.load_env_creator(maker) if isinstance(maker, str) else maker
+        try:
+            signature = inspect.signature(maker)
+            signature.bind(**kwargs)
+        except ValueError:  # a constructor in C has no signature
+            raise error from None
+        except TypeError:
+            name = getattr(maker, "__qualname__", target)
+            raise TypeError(
+                f"The environment {name} cannot be created with the arguments {dict(kwargs)}: {reason}. It "
+                f"takes {signature.replace(return_annotation=inspect.Signature.empty)}. Fix: correct "
+                "gym_env.kwargs (in Python EnvSpec.kwargs)."
+            ) from error
+        raise
 
 
 def _no_env_text(target: str, made: Any) -> str:
@@ -300,11 +338,24 @@ def _unknown_id_text(env_id: str, error: Exception) -> str:
     known = {known_id.lower(): known_id for known_id in gym.registry}
     module, _, name = env_id.rpartition(":")
     near = [known[match] for match in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)]
-    own = [other for other, thing in vars(sys.modules.get(module, object)).items() if callable(thing)]
-    near = [f"{module}:{other}" for other in difflib.get_close_matches(name, own, n=3)] or near
+    there = vars(sys.modules.get(module, object))
+    own = [other for other, thing in there.items() if callable(thing)]
+    meant = [f"{module}:{other}" for other in difflib.get_close_matches(name, own, n=3)]
+    is_class = bool(module) and name.isidentifier()
+    near = meant if is_class else meant or near
     hint = f"Did you mean {', '.join(map(repr, near))}? " if near else ""
+    if is_class:
+        classes = [other for other in own if _is_env_class(there[other])]
+        return (
+            f"The module {module} has no class or function {name}. {hint}Its environments are "
+            f"{', '.join(classes) or 'none'}. Fix: correct the name after the colon."
+        )
     return (
         f"No environment is registered under {env_id!r} ({error}). {hint}Allowed are ids listed by "
         "gymnasium.pprint_registry(). "
         'Fix: correct the id, or name the module that registers it: "my_module:my_env-v0".'
     )
+
+
+def _is_env_class(thing: Any) -> bool:
+    return isinstance(thing, type) and issubclass(thing, gym.Env) and thing is not gym.Env

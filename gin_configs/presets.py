@@ -76,7 +76,7 @@ def override_problem(text: str) -> str | None:
     key, equals, value = (part.strip() for part in text.partition("="))
     if equals and value and _OVERRIDE.fullmatch(key):
         return None
-    fix = f"for a config file write --config {text}" if not equals else "write Name.param=value"
+    fix = f"write {key}=value" if _OVERRIDE.fullmatch(key) and not equals else "write Name.param=value"
     if equals and value and _OVERRIDE.fullmatch(key.replace("-", "_")):
         fix = f"write {key.replace('-', '_')}={value}"
     return f"an override must look like Name.param=value. Fix: {fix}."

@@ -61,23 +61,20 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(USAGE_ERROR)
 
 
-def writing_problem(folder: Path, option: str) -> str | None:
+def writing_problem(folder: Path) -> str | None:
     """Why no file can be written into a folder, which may not exist yet; None if one can."""
     try:
         place = next(path for path in (folder, *folder.parents) if path.exists())
         tempfile.TemporaryFile(dir=place).close()
     except OSError as error:
-        return (
-            f"the output folder {folder} cannot be written to ({error.strerror}). Fix: choose another place "
-            f"with {option}."
-        )
+        return f"the output folder {folder} cannot be written to ({error.strerror})"
     return None
 
 
 def _check_output(parser: Parser, folder: Path, option: str) -> None:
     """End the process if no file can be written into a folder."""
-    if problem := writing_problem(folder, option):
-        parser.error(problem)
+    if problem := writing_problem(folder):
+        parser.error(f"{problem}. Fix: choose another place with {option}.")
 
 
 def at_least_1(text: str) -> int:
@@ -393,6 +390,9 @@ def parse_evaluate(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(
             "--set changes the run's environments, which --env replaces. Fix: remove one of the two."
         )
+    for text in args.set:
+        if problem := override_problem(text):
+            parser.stop(f"command line, `--set {text}`: {problem}")
     _check_exists(args.run)
     if args.output is not None:
         if args.output.exists() and not args.output.is_file():
@@ -492,6 +492,7 @@ def parse_benchmark(words: Sequence[str] | None = None) -> argparse.Namespace:
     add(
         "words",
         nargs="*",
+        default=[],
         metavar="TASK",
         help="tasks of the suite (default: all), and settings of the agent",
     )

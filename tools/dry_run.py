@@ -30,7 +30,8 @@ def dry_run(config: LoadedConfig) -> str:
             exp.start()
             notes = config.check_unused()
             exp.learn()
-            if problem := lack_of_data(exp):
+            problem = lack_of_data(exp)
+            if problem:
                 raise ValueError(problem)
             report = exp.describe(describe_envs(exp.train_envs, exp.env_mode))
         finally:
@@ -40,7 +41,7 @@ def dry_run(config: LoadedConfig) -> str:
 
 
 def lack_of_data(exp: Experiment) -> str:
-    """Why a run made no update; "" if it made one, or only its few steps as a test run are the reason."""
+    """Why a run made no update, with `Fix:`; "" if it made one, or is only too short as a test run."""
     is_too_short = exp.test_run and exp.collector is not None
     if not exp.trainer.idle_epochs or exp.learner.gradient_steps or is_too_short:
         return ""

@@ -92,8 +92,8 @@ def _evaluate(args: argparse.Namespace) -> int:
     if place is None and found.run_dir is not None:
         name = f"{found.name}-{env}-{'sampled' if args.sampled else 'greedy'}"
         place = found.run_dir / EVALUATIONS / f"{re.sub(r'[^-.a-zA-Z0-9]+', '_', name)}.json"
-        if problem := writing_problem(place.parent, "--json"):
-            raise ConfigError(problem)
+        if problem := writing_problem(place.parent):
+            raise ConfigError(f"{problem}. Fix: choose another place with --json.")
     results: list[dict[str, Any]] = []
     with explained():
         made = recipe.make(args.seed)

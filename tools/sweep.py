@@ -24,6 +24,7 @@ from ..experiment.output.plots import curves_if_readable, metrics_of, points_of
 from ..experiment.process.exits import FAILED, INTERRUPTED
 from ..experiment.process.files import WatchedFile, write_text
 from ..experiment.process.versions import import_extra
+from ..gin_configs.presets import did_you_mean
 from . import run
 from .arguments import parse_sweep
 from .dry_run import dry_run
@@ -37,6 +38,8 @@ _SWEEP = LockPurpose(
     "end that process, or choose another folder with -o.",
 )
 _SPACE = re.compile(r"(log|uniform|int|choice)\((.+)\)")
+_CALL = re.compile(r"(\w+)\(.*")
+_EXAMPLES = "log(1e-5,1e-3), uniform(0,1), int(1,8) or choice(8,'a',@Name), with the lower bound first"
 _MOST_FAILURES = 3  # give up after this many failures without a success
 
 
@@ -49,8 +52,13 @@ def parse_space(typed: str) -> tuple[str, Any] | None:
     Raises: ConfigError for an invalid distribution.
     """
     key, _, text = (part.strip() for part in typed.partition("="))
-    if not (found := _SPACE.fullmatch(text)):
+    if not (called := _CALL.fullmatch(text)):
         return None
+    if not (found := _SPACE.fullmatch(text)):
+        meant = did_you_mean(called[1], ("log", "uniform", "int", "choice"))
+        raise ConfigError(
+            f"command line, `{typed}`: {text} is not a search space.{meant} Fix: write {_EXAMPLES}."
+        )
     kind, inside = found.groups()
     spaces = _optuna().distributions
     try:
@@ -62,10 +70,8 @@ def parse_space(typed: str) -> tuple[str, Any] | None:
             return key, spaces.IntDistribution(low, high)
         return key, spaces.FloatDistribution(low, high, log=kind == "log")
     except ValueError as error:
-        raise ConfigError(
-            f"command line, `{typed}`: {error}. Fix: write log(1e-5,1e-3), uniform(0,1), int(1,8) or "
-            "choice(8,'a',@Name), with the lower bound first."
-        ) from None
+        reason = str(error).rstrip(".")
+        raise ConfigError(f"command line, `{typed}`: {reason}. Fix: write {_EXAMPLES}.") from None
 
 
 @dataclass(frozen=True)
@@ -204,6 +210,12 @@ def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence
             "A sweep needs a setting to search. Fix: add 'Experiment.learning_rate=log(1e-5,1e-3)', for "
             "example."
         )
+    by_key: dict[str, str] = {}
+    for typed, (key, _) in found.items():
+        if (other := by_key.setdefault(key, typed)) != typed:
+            raise ConfigError(
+                f"command line: `{other}` and `{typed}` search the same setting. Fix: remove one of the two."
+            )
     parsed.overrides = [typed for typed in parsed.overrides if typed not in found]
     name = _check(parsed, found)
     folder = args.output or Path("sweeps", name)

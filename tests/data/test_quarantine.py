@@ -104,6 +104,23 @@ def test_unusable_files_are_moved_and_training_continues(
     assert len(list((buffer / "quarantine").iterdir())) == 2
 
 
+def test_broken_files_are_told_from_others_that_a_resumed_run_misses(
+    make_dataset: MakeDataset, fill: Fill, buffer: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = fill(buffer / "fifo", [5] * 60)
+    dataset = make_dataset(DiskTrajDataset())
+    state = dataset.state_dict()
+    SPOILED["truncated"](paths[0], paths[1])
+    dataset.sample_windows(400, np.random.default_rng(0))
+    paths[2].unlink()
+    dataset.set_aside_newer(state)
+    assert "2 trajectories that the checkpoint was trained on are gone" in caplog.messages[-1]
+    assert (
+        f"Broken files (1) were moved to {buffer}/quarantine. Others were deleted by hand"
+        in caplog.messages[-1]
+    )
+
+
 def test_paths_that_are_not_regular_files_are_reported_without_blocking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

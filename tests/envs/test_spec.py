@@ -218,12 +218,35 @@ def test_a_missing_required_value_is_named() -> None:
         resolve_env(TMazePassive).build()
 
 
+@pytest.mark.parametrize(
+    ("env_id", "kwargs", "words"),
+    [
+        (
+            "scripted_envs:FailingEnv",
+            {},
+            r"FailingEnv .*\{\}: .* missing 1 .*'how'\. It takes \(how.*gym_env\.kwargs",
+        ),
+        ("scripted_envs:FailingEnv", {"hwo": 3}, r"FailingEnv .*unexpected keyword argument 'hwo'"),
+        (
+            "CartPole-v1",
+            {"sze": 3, "max_episode_steps": 9},
+            r"CartPoleEnv .*argument 'sze'\. It takes \(sutton",
+        ),
+    ],
+)
+def test_wrong_arguments_are_named_with_the_class(env_id: str, kwargs: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        gym_env(env_id, kwargs=kwargs).build()
+
+
 def test_a_class_of_a_module_is_named_like_an_id_and_sent_as_text() -> None:
     spec = pickle.loads(pickle.dumps(gym_env("scripted_envs:ScriptedEnv", kwargs={"gain": 2.0})))
     assert spec.target == "scripted_envs:ScriptedEnv"
     assert spec.build().unwrapped.gain == 2.0
     with pytest.raises(ValueError, match=r"Did you mean 'scripted_envs:ScriptedEnv'.*Fix:"):
         gym_env("scripted_envs:ScriptedEnw").build()
+    with pytest.raises(ValueError, match=r"module scripted_envs has no .* Nope\. Its .*ScriptedEnv, .*Fix:"):
+        gym_env("scripted_envs:Nope").build()
     with pytest.raises(
         ModuleNotFoundError, match=r"module no_module_of_that_name, which was not found. Fix:"
     ):

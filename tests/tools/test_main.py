@@ -96,6 +96,12 @@ def test_run_is_the_default_command(
         ("evaluate . --context 1,two", 2, "'1,two' is not a list such as 1,16,full. Fix: "),
         ("export nowhere -o there", 2, "error: nowhere does not exist. Fix: give the folder of a run"),
         ("export .", 2, "the following arguments are required: -o/--output. Fix: see loxodon export --help"),
+        (
+            "evaluate . --set HORIZON",
+            2,
+            "`--set HORIZON`: an override must look like Name.param=value. Fix: ",
+        ),
+        ("benchmark", 2, "the following arguments are required: SUITE. Fix: see loxodon benchmark --help"),
         ("evaluate . --json .", 2, "--json . is not a plain file. Fix: "),
         ("evaluate . --json file/a.json", 2, "the output folder file cannot be written to (Not a directory)"),
         ("evaluate . --video file", 2, "the output folder file cannot be written to (Not a directory). Fix"),

@@ -198,6 +198,11 @@ def test_a_report_without_anything_to_show_says_why(
     write_run(tmp_path / "run", [4.0], rate=0.5, seed=0)
     assert main([str(tmp_path), "--metric", "val/retrun", "-o", str(tmp_path / "out")]) == 2
     assert "'val/retrun'. Fix: choose another --metric, e.g. val/return" in capsys.readouterr().err
+    assert main([str(tmp_path), "--group", "ru", "--group", "x", "-o", str(tmp_path / "out")]) == 2
+    assert (
+        "--group 'x' is not the beginning of the name of any run. Fix: write the beginning of one of run"
+        in (capsys.readouterr().err)
+    )
 
 
 def test_the_curves_of_one_run_are_plotted(tmp_path: Path) -> None:

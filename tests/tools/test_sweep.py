@@ -124,6 +124,16 @@ def test_a_sweep_stops_if_every_trial_fails(capsys: pytest.CaptureFixture[str]) 
         (["Experiment.epochs=uniform(1,2)"], "`Experiment.epochs=uniform(1,2)`: "),
         (["Experiment.env_mode=choice(asink,sync)"], "'asink'"),
         (["Experiment.learning_rate=log(1,0.1)"], "Fix: write log(1e-5,1e-3), "),
+        (
+            ["Experiment.learning_rate=log(0,0.1)"],
+            "but got (low=0.0, high=0.1). Fix: ",
+        ),
+        (
+            ["Experiment.learning_rate=loog(1e-5,1e-2)"],
+            "loog(1e-5,1e-2) is not a search space. Did you mean 'log'? Fix: write log(1e-5,1e-3), ",
+        ),
+        (["Experiment.learning_rate=log(0.1"], "`Experiment.learning_rate=log(0.1`: log(0.1 is not a search"),
+        ([*SEARCHED, "Experiment.learning_rate=uniform(0,1)"], " search the same setting. Fix: remove one"),
         # no class uses this setting
         ([SEARCHED[0], "KShotWrapper.num_attempts=2"], "`KShotWrapper.num_attempts=2`"),
         (["Experiment.learning_rate=0.1"], "A sweep needs a setting to search"),

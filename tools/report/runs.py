@@ -279,7 +279,17 @@ def _tried(read: Callable[[str], Found], folder: Path, path: Path, notes: list[s
 
 
 def grouped(runs: Sequence[Run], prefixes: Sequence[str]) -> list[RunGroup]:
-    """Group runs by `prefixes` of their names; the others are grouped if they only differ in their seed."""
+    """Group runs by `prefixes` of their names; the others are grouped if they only differ in their seed.
+
+    Raises: ValueError for a prefix of no run.
+    """
+    for prefix in prefixes:
+        if not any(run.name.startswith(prefix) for run in runs):
+            names = ", ".join(sorted({_stem(run.name) for run in runs}))
+            raise ValueError(
+                f"--group {prefix!r} is not the beginning of the name of any run. Fix: write the beginning "
+                f"of one of {names}, or leave out --group to group runs by their settings."
+            )
     found: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         prefix = max((p for p in prefixes if run.name.startswith(p)), key=len, default="")
