@@ -36,8 +36,8 @@ _EPISODES = {
     "episode_length": "mean length of the episodes in steps",
     "episodes": "number of episodes",
     "env_steps": "total number of steps of the episodes",
-    "<name>/<environment>": "the metric for one environment (`<environment>` is its `env_name`, or its "
-    "class or id)",
+    "<any>/<environment>": "the metric `<any>` for one environment (`<environment>` is its `env_name`, or "
+    "its class or id)",
     "success": "share of episodes that succeeded, if the environment reports it",
     "return_attempt_<i>": "mean return of attempt i of a trial, counted from 0 (`KShotWrapper`)",
     "success_attempt_<i>": "share of trials whose attempt i succeeded",
@@ -107,7 +107,7 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
             "alpha": "entropy temperature (SACAgent)",
             "targets_at_ends": "share of the targets in the first or last value bin (MultiTaskAgent). Above "
             "a few per cent, the range of the bins is too small",
-            "<name>/<discount>": "the metric for one discount",
+            "<any>/<discount>": "the metric `<any>` for one discount",
         },
     ),
     "ppo": (
@@ -216,7 +216,7 @@ def describe(name: str) -> str | None:
     # Names without placeholders first.
     for pattern in sorted(known, key=lambda one: ("<" in one, one.startswith("<"))):
         # Some metrics have a `/` in their own name, such as reward/<name>.
-        if re.fullmatch(re.sub(r"<[a-z]+>", "[^/]+", pattern.replace("<name>", ".+")), metric):
+        if re.fullmatch(re.sub(r"<[a-z]+>", "[^/]+", pattern.replace("<any>", ".+")), metric):
             return known[pattern]
     return None
 

@@ -11,7 +11,7 @@ import pytest
 
 from loxodon.agents import Agent, BCAgent, DQNAgent, IQLAgent, MultiTaskAgent, SACAgent
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder
-from loxodon.tools.metrics import METRICS, SAME_FIGURES, describe, page
+from loxodon.tools.metrics import METRICS, SAME_METRICS, describe, page
 
 from ..experiment.demonstrations import make_ppo, stage
 from ..experiment.fakes import make_experiment, metrics, run
@@ -22,7 +22,7 @@ AGENTS = (Agent, BCAgent, DQNAgent, IQLAgent, MultiTaskAgent, SACAgent)
 # Figures that only some environments, agents, settings or processes have.
 CONDITIONAL = {
     *("return_attempt_<i>", "success_attempt_<i>", "reward/<name>", "<metric>", "metric/<metric>"),
-    *("<name>_loss", "skipped_updates", "normalized_reward", "replay_ratio"),
+    *("<name>_loss", "skipped_updates", "normalized_reward", "replay_ratio", "loss_weight"),
     *("version", "age_s", "versions_behind", "newest_age_s", "wait_for_learner_s", "wait_for_actors_s"),
 }
 
@@ -92,7 +92,7 @@ def test_every_metric_of_an_on_policy_run_is_explained(logged: dict[Any, set[str
 
 def test_every_explained_metric_is_logged(logged: dict[Any, set[str]]) -> None:
     groups = {name: name.partition("/")[0] for name in set().union(*logged.values())}
-    found = {(SAME_FIGURES.get(group, group), describe(name)) for name, group in groups.items()}
+    found = {(SAME_METRICS.get(group, group), describe(name)) for name, group in groups.items()}
     missing = {
         f"{group}/{figure}"
         for group, (_, known) in METRICS.items()

@@ -432,13 +432,13 @@ def test_stages_are_divided_by_their_number_of_steps_or_updates(monkeypatch: pyt
     timer.lap("store", after_env)
     timer.lap("update", 2.0)
     timer.num_updates = 4
-    assert timer.step_figures(5) == {
+    assert timer.step_metrics(5) == {
         "time/policy_ms_per_step": 100.0,
         "time/env_ms_per_step": 300.0,
         "time/store_ms_per_step": 50.0,
     }
     assert timer.update_metrics() == {"time/update_ms": 2000.0}
-    assert (timer.step_figures(0), timer.update_metrics()) == ({}, {})
+    assert (timer.step_metrics(0), timer.update_metrics()) == ({}, {})
     assert set(timer.seconds.values()) == {0.0}
 
 

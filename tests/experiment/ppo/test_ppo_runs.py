@@ -137,7 +137,7 @@ def test_the_policy_of_the_best_evaluation_is_kept(
     exp = learned(judged(tmp_path, [1.0, 5.0, 2.0]))
     assert exp.best_score == score
     if score is None:
-        assert "best_by is 'val/sucess', but no such figure was logged" in caplog.text
+        assert "best_by is 'val/sucess', but no such metric was logged" in caplog.text
     else:
         assert read_info(exp.checkpoints.best_path).epoch == epoch
 
