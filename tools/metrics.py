@@ -10,6 +10,8 @@ import re
 import sys
 import textwrap
 
+from ..gin_configs.presets import did_you_mean
+
 _LOSSES = {
     "loss": "the minimised loss: `actor_loss` plus `Experiment.critic_loss_weight` times `critic_loss`, plus "
     "the extra losses times `Experiment.extra_loss_weights`",
@@ -238,17 +240,28 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    """Print the page, or the meaning of some metrics."""
+def main() -> int:
+    """Print the page, or the meaning of some metrics; returns the exit status, 1 if one is unknown."""
     if not (names := sys.argv[1:]):
         sys.stdout.write(page())
+    known = [f"{group}/{metric}" for group, (_, metrics) in METRICS.items() for metric in metrics]
+    known += [one.partition("/")[2] for one in known]
+    status = 0
     for name in names:
-        places = [name] if "/" in name and describe(name) else [f"{group}/{name}" for group in METRICS]
+        is_whole = name.partition("/")[0] in {*METRICS, *SAME_METRICS}
+        places = [name] if is_whole else [f"{group}/{name}" for group in METRICS]
         # An environment may report any name, so a match with that pattern means nothing.
         found = [(place, about) for place in places if (about := describe(place)) and "<metric>" not in about]
-        lines = [f"{place}: {about}\n" for place, about in found] or [f"{name}: no metric of this name\n"]
-        sys.stdout.writelines(lines)
+        sys.stdout.writelines(f"{place}: {about}\n" for place, about in found)
+        if not found:
+            meant = did_you_mean(name, {one for one in known if ("/" in one) == ("/" in name)})
+            sys.stderr.write(
+                f"error: no metric has the name {name!r}.{meant} Fix: python -m loxodon.tools.metrics "
+                "prints all names.\n"
+            )
+            status = 1
+    return status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import logging
+import os
 import sys
 import threading
 import tokenize
@@ -28,7 +29,7 @@ from torch.nn.modules.module import (
 from torch.nn.parameter import is_lazy
 
 from ...agents import BaseAgent, RolloutHooks
-from ...data.errors import WrongValueError
+from ...data.errors import WrongValueError, check_count
 from ...envs import ActionCode, ActionMap, ObsLayout
 from ...nets import TrajEncoder, TstepEncoder
 from ..config import registry
@@ -100,7 +101,11 @@ class LoadedPolicy:
 
         Args:
             num_envs: environments that act at once, N; None for a single one, without that axis.
+
+        Raises: ValueError for anything but None or a whole number of at least 1.
         """
+        num_envs = int(num_envs) if isinstance(num_envs, np.integer) else num_envs
+        check_count("num_envs", num_envs, optional=True)
         self._is_single = num_envs is None
         self._num_envs = 1 if num_envs is None else num_envs
         self._hidden = self.agent.init_hidden_state(self._num_envs, self.device)
@@ -122,7 +127,7 @@ class LoadedPolicy:
         Returns: (N, ...) array in the environment's action space; one action for a single environment.
 
         Raises: ValueError if shapes or keys differ from those of the environment the policy was trained in,
-            or a number is NaN or infinite.
+            or a number is NaN or infinite; TypeError for rewards or is_first that are not numbers.
         """
         first = np.zeros(self._num_envs, np.bool_) if is_first is None else self._row(is_first, "is_first")
         first = first.astype(np.bool_)
@@ -172,6 +177,11 @@ class LoadedPolicy:
 
     def _row(self, value: Any, name: str) -> np.ndarray:
         array = np.asarray(value)
+        if array.dtype.kind not in "biuf":
+            raise TypeError(
+                f"{name} of act() is {value!r}, but must hold numbers or bools. Fix: give what the "
+                "environment returned, as an array of floats or bools."
+            )
         array = array.reshape(1) if self._is_single and array.size == 1 else array
         if array.shape != (self._num_envs,):
             raise ValueError(
@@ -225,10 +235,16 @@ def load_policy(
 
     Raises:
         FileNotFoundError: If there is no policy.
+        TypeError: If `path` is not a path.
         ValueError: If the file is damaged, has another format, asks for something that is not allowed, or
             lacks something that the agent needs.
         ImportError: If a class that it needs is not imported and not in `trust`, or cannot be imported.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"load_policy got the path {path!r}, but needs a str or Path: a policy file, or the folder of a "
+            "checkpoint or run. Fix: load_policy('runs/tmaze'), for example."
+        )
     file = find_files(Path(path).expanduser(), "load_policy")
     if file.is_dir():  # file is a training state
         if (problem := damage(file)) is not None:

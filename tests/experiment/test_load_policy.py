@@ -266,6 +266,8 @@ def test_best_takes_precedence_over_latest_and_every_kind_of_path_works(own_run:
     (ckpts / "best" / "policy.safetensors").unlink()
     assert load_policy(own_run).info.is_final
     assert load_policy(ckpts).info.is_final
+    with pytest.raises(TypeError, match=r"load_policy got the path None, but needs a str or Path.*Fix:"):
+        load_policy(None)  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError, match=r"load_policy: .*does not exist.*Fix:"):
         load_policy(own_run / "nothing")
 
@@ -283,6 +285,10 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], str]] = {
     "text": ((np.full((2, 4), "1.0"), [0, 0]), r"got array\(\[\['1.0'.*real numbers.*Fix:"),
     "too large": ((np.full((2, 4), 1e39), [0, 0]), r"got inf as .*\(environment 0\).*Fix:"),
     "no rewards": ((GOOD,), r"got no rewards.*Fix:"),
+    "text as rewards": (
+        (GOOD, ["1", "1"]),
+        r"rewards of act\(\) is \['1', '1'\], but must hold numbers.*Fix:",
+    ),
     "rewards": ((GOOD, np.zeros(3)), r"rewards has shape \(3,\).*Fix:"),
     "nan": (
         (np.array([[0] * 4, [0, 0, 0, np.nan]]), [0, 0]),
@@ -301,8 +307,13 @@ def test_mistakes_are_named_and_leave_the_policy_unchanged(policy_file: Path, ho
     policy, (arguments, message) = load_policy(policy_file), MISTAKES[how]
     policy.reset(num_envs=2)
     expected = policy.act(GOOD)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         policy.act(*arguments)
+    for wrong in (-1, 0, "a", True):
+        with pytest.raises(
+            ValueError, match=r"num_envs is .*, but must be None or an integer of at least 1. Fix"
+        ):
+            policy.reset(wrong)  # type: ignore[arg-type]
     # rewards of a finished episode are ignored
     again = policy.act(GOOD, [np.nan, np.nan], is_first=[True, True])
     assert again.tolist() == expected.tolist()

@@ -320,7 +320,9 @@ def test_mistakes_are_one_line(tmp_path: Path, fill: Fill, capsys: Capture) -> N
     foreign = path.rename(path.with_name("foreign.npz"))
     assert "id and time cannot be kept" in refused(capsys, "convert", foreign, empty, "--to", "npz")
     foreign.write_bytes(b"")
-    assert "it is empty" in refused(capsys, "show", foreign)
+    assert "it is empty" in (error := refused(capsys, "show", foreign))
+    assert "Fix: give a trajectory file, named <env>_<id>_<unix time>.npz" in error
+    assert "delete" not in error
 
 
 @pytest.mark.slow

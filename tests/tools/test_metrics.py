@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from loxodon.agents import Agent, BCAgent, DQNAgent, IQLAgent, MultiTaskAgent, SACAgent
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder
-from loxodon.tools.metrics import METRICS, SAME_METRICS, describe, page
+from loxodon.tools.metrics import METRICS, SAME_METRICS, describe, main, page
 
 from ..experiment.demonstrations import make_ppo, stage
 from ..experiment.fakes import make_experiment, metrics, run
@@ -67,6 +68,19 @@ def test_the_page_matches_the_code() -> None:
     path = Path(__file__).parents[2] / "docs" / "metrics.md"
     fix = "Fix: python -m loxodon.tools.metrics > docs/metrics.md"
     assert path.read_text(encoding="utf-8") == page(), fix
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("val/sucess", "val/success"), ("sucess", "success"), ("ppo/kll", "ppo/kl")]
+)
+def test_an_unknown_name_is_an_error_with_similar_names(
+    typed: str, meant: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["metrics", meant, typed])
+    assert main() == 1
+    printed = capsys.readouterr()
+    assert f"{meant}: " in printed.out
+    assert f"no figure has the name {typed!r}. Did you mean {meant!r}" in printed.err
 
 
 @pytest.mark.parametrize("kind", AGENTS)

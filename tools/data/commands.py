@@ -30,7 +30,7 @@ from rich.text import Text
 from ...data.buffer import MAX_BROKEN_SHARE, Quarantine
 from ...data.episodes import best_files
 from ...data.errors import BrokenTrajectoryError, visible
-from ...data.files import FILE_FORMATS, TrajectoryReader, check_file, load_trajectory
+from ...data.files import FILE_FORMATS, TrajectoryReader, check_file, load_trajectory, parse_name
 from ...data.minari import export_minari, import_episodes, open_minari
 from ...data.trajectory import Array, Layout, Trajectory, action_indices
 from ..arguments import USAGE_ERROR, Parser
@@ -309,7 +309,15 @@ def _show(args: argparse.Namespace) -> bool:
             f"--rows is {args.rows}, but must be at least 0. Fix: write --rows {_DEFAULT_ROWS}, for example."
         )
     found = require_files(args.file).files[0]
-    traj = load_trajectory(args.file)
+    try:
+        traj = load_trajectory(args.file)
+    except BrokenTrajectoryError as error:
+        if parse_name(args.file.name) is not None:
+            raise
+        raise ValueError(
+            f"{str(error).partition(' Fix: ')[0]} Fix: give a trajectory file, named <env>_<id>_<unix "
+            "time>.npz, such as those in the folder buffer/fifo of a run."
+        ) from error
     version = "unknown" if traj.policy_version is None else str(traj.policy_version)
     _say(f"{args.file}")
     _say(
