@@ -80,7 +80,7 @@ def test_an_unknown_name_is_an_error_with_similar_names(
     assert main() == 1
     printed = capsys.readouterr()
     assert f"{meant}: " in printed.out
-    assert f"no figure has the name {typed!r}. Did you mean {meant!r}" in printed.err
+    assert f"no metric has the name {typed!r}. Did you mean {meant!r}" in printed.err
 
 
 @pytest.mark.parametrize("kind", AGENTS)
