@@ -44,8 +44,8 @@ class Agent(FilteredActorAgent):
 
     Args:
         *given: arguments that code supplies, see BaseAgent.
-        online_coeff: weight of the first actor term.
-        offline_coeff: weight of the second actor term.
+        online_coeff: weight of the policy gradient in the actor loss.
+        offline_coeff: weight of filtered behaviour cloning in the actor loss.
         critic_type: builds the critics.
         **shared: settings of FilteredActorAgent, where fbc_filter_func is f, and of OffPolicyAgent, such as
             gamma and the parts; reward_multiplier is m.

@@ -52,8 +52,8 @@ class DQNAgent(OffPolicyAgent):
         action_space: Discrete.
         *given: other arguments that code supplies, see BaseAgent.
         double_q: choose the next action by Q and evaluate it by Q'; otherwise use Q' for both.
-        num_critics: see OffPolicyAgent.
-        critic_subset: see OffPolicyAgent.
+        num_critics: ensemble size.
+        critic_subset: draws the critics for each target, see RandomSubset.
         critic_type: builds the critics.
         **shared: other settings of OffPolicyAgent.
     Raises: ValueError for another action space, or settings that do not fit together.

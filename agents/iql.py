@@ -33,8 +33,8 @@ class IQLAgent(OffPolicyAgent):
         expectile: in (0, 1); 0.5 gives the mean of the data's returns, values near 1 the best of them.
         beta: how strongly better actions are preferred; 0 clones behaviour.
         max_weight: largest weight of an action.
-        num_critics: see OffPolicyAgent.
-        critic_subset: see OffPolicyAgent; all critics by default.
+        num_critics: ensemble size.
+        critic_subset: draws the critics for each target; all of them by default.
         **shared: other settings of OffPolicyAgent.
     Raises: ValueError for settings that do not fit together.
     """

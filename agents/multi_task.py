@@ -37,11 +37,11 @@ class MultiTaskAgent(FilteredActorAgent):
 
     Args:
         *given: arguments that code supplies, see BaseAgent.
-        num_actions_for_value_in_actor_loss: k above.
+        num_actions_for_value_in_actor_loss: k, the policy samples per value of an advantage.
         bins_type: builds the bins; their range has to include all returns times reward_multiplier, m above.
         critic_type: builds the critics.
-        critic_subset: see OffPolicyAgent; a mean by default, since the actor does not maximise over the
-            critics' errors.
+        critic_subset: draws the critics for each target; a mean by default, since the actor does not
+            maximise over the critics' errors.
         **shared: settings of FilteredActorAgent, where fbc_filter_func is f, and others of OffPolicyAgent,
             except `values` and `loss_weights`, since classifiers have no scale.
     Raises: ValueError for settings that do not fit together.

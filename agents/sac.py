@@ -38,8 +38,8 @@ class SACAgent(OffPolicyAgent):
         target_entropy: entropy that alpha aims for, in nats; None: minus the number of dimensions for Box,
             else three tenths of the entropy of uniform actions.
         learn_alpha: learn alpha; otherwise it is constant.
-        reward_multiplier: see OffPolicyAgent.
-        num_critics: see OffPolicyAgent.
+        reward_multiplier: multiplies rewards in the losses.
+        num_critics: ensemble size.
         **shared: other settings of OffPolicyAgent.
     Raises: ValueError for settings that do not fit together.
     """

@@ -110,7 +110,7 @@ class HindsightRelabeler(Relabeler):
     `is_reached`, `show_goals` or `edit_rewards`; each takes a few lines.
 
     Args:
-        strategy: one of the above.
+        strategy: which missed goals are replaced: "none", "some", "all", "future" or "final".
         achieved_key: observation (D,), the position that is compared with goals.
         goals_key: observation (k, D), or (D,) for one goal; at reset it shows all goals in their order.
         tolerance: maximum Euclidean distance at which a position counts as the goal.

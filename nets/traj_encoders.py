@@ -153,7 +153,7 @@ class FFTrajEncoder(MemorylessTrajEncoder):
         d_model: width.
         d_ff: width of the feed-forward part of each block; None means 4 times d_model.
         n_layers: number of blocks.
-        activation: name of the non-linearity.
+        activation: relu, leaky_relu, gelu, silu, mish or tanh.
         norm: normalisation before each part and of the result, "layer", "rmsnorm" or None.
         init: initialisation of linear layers, "default" or "orthogonal".
     Raises: ValueError for a size below 1 or an unknown name.

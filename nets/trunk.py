@@ -359,7 +359,7 @@ class MixerTrajEncoder(TrunkTrajEncoder):
         d_ff: width of the feed-forward part of each block, 0 for none; None means `ff_ratio` times d_model.
         dropout_ff: dropout after mixer and feed-forward part.
         dropout_emb: dropout on the input.
-        activation: name of the non-linearity of the feed-forward part.
+        activation: of the feed-forward part: relu, leaky_relu, gelu, silu, mish or tanh.
         norm: normalisation before each part and of the result, "layer", "rmsnorm" or None.
         glu: the feed-forward part is gated: activation(A x) * B x.
         normformer_norms: normalise after the mixer and inside the feed-forward part, too.

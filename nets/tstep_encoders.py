@@ -216,7 +216,7 @@ class FFTstepEncoder(_MLPTstepEncoder):
         n_layers: number of hidden layers.
         d_hidden: width of the hidden layers.
         d_output: width of the result.
-        activation: name of the non-linearity.
+        activation: relu, leaky_relu, gelu, silu, mish or tanh.
         activate_output: apply the non-linearity to the result too, so that this encoder and heads without
             hidden layers form a plain MLP.
         out_norm: normalisation of the result.
@@ -285,7 +285,7 @@ class DictTstepEncoder(_MLPTstepEncoder):
     Args:
         obs_space: given by the agent.
         rl2_dim: given by the agent.
-        obs_kinds: kinds of observations, by name, that differ from the rules above.
+        obs_kinds: kinds by name of the observation, where the automatic choice is wrong.
         cnn_type: convolutions of images; None means NatureishCNN from 36 pixels, IMPALAishCNN below.
         img_features: width of an embedded image or map.
         channels_first: order of the axes of images and maps; None infers it from the space.
@@ -294,7 +294,7 @@ class DictTstepEncoder(_MLPTstepEncoder):
         n_layers: number of hidden layers.
         d_hidden: width of the hidden layers.
         d_output: width of the result.
-        activation: name of the non-linearity.
+        activation: relu, leaky_relu, gelu, silu, mish or tanh.
         out_norm: normalisation of the result.
         normalize_inputs: shift and scale flat inputs by running statistics of the replayed data.
         hide_rl2s: replace previous reward and action by zeros.
@@ -526,7 +526,7 @@ class CNNTstepEncoder(_ImageTstepEncoder):
         rl2_features: width of the embedded previous reward and action.
         d_output: width of the result.
         out_norm: normalisation of the result.
-        activation: name of the non-linearity.
+        activation: relu, leaky_relu, gelu, silu, mish or tanh.
         drqv2_aug: in training, shift images at random by up to 4 pixels, with one shift per sequence. This
             does not apply while acting, nor in PPO, which has to evaluate the images that it acted on.
         aug_pct_of_batch: share of the sequences that are shifted.
@@ -594,7 +594,7 @@ class GridworldCNNTstepEncoder(_ImageTstepEncoder):
         rl2_features: width of the embedded previous reward and action.
         d_output: width of the result.
         out_norm: normalisation of the result.
-        activation: name of the non-linearity.
+        activation: relu, leaky_relu, gelu, silu, mish or tanh.
         hide_rl2s: replace previous reward and action by zeros.
         hide_rewards: replace only the previous reward by zeros.
         time_scale: also use the index of the timestep in its episode, divided by this; None leaves it out.

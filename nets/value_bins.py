@@ -32,7 +32,7 @@ class ValueBins(nn.Module):
         unit: with "symlog", values well below this are spaced linearly, others logarithmically.
         labels: "two_hot" uses the two nearest centers; "hl_gauss" uses a Gaussian around the value.
         sigma: standard deviation of that Gaussian, in bins.
-        mean_of: "bins" or "values".
+        mean_of: what is averaged: "bins" (robust; below the true mean with symlog) or "values".
     Raises: ValueError for settings out of range.
     Source: two-hot: Schrittwieser et al. 2020, arXiv:1911.08265, appendix F, with symlog as in Hafner et al.
         2023, arXiv:2301.04104; HL-Gauss: Farebrother et al. 2024, arXiv:2403.03950, section 3.

@@ -46,8 +46,8 @@ class WeighByAdvantage(RunningStatistics):
     Args:
         beta: rate of the moving averages; for |r| and r^2 higher at first, so that the initial values have no
             weight.
-        enough: e_g that gives full weight.
-        rare: see above; with infinity, every return is divided by its horizon.
+        enough: share of the variance that gives full weight.
+        rare: horizons with up to 1 / rare rewards on average have full weight in h_g.
         max_horizon: in timesteps; longer horizons count as this one in k_g.
     """
 

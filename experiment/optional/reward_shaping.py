@@ -19,7 +19,8 @@ class ScaleRewards:
     """The reward as `scale * reward + shift`, then clipped to [low, high].
 
     Args:
-        scale, shift: numbers.
+        scale: factor.
+        shift: added after scaling.
         low, high: limits; None for none.
 
     Raises: ValueError unless low is below high.
