@@ -22,10 +22,10 @@ class WeighByAdvantage(RunningStatistics):
         k_g = min(1, max(1 - g, 1 / max_horizon) / p),  p = min(1, rare E[|r|]^2 / E[r^2])
 
     sigma_g is the standard deviation of the targets of discount g. e_g is the share of their variance that
-    the recorded actions explain. Errors of critics are mostly independent, so products of two critics'
-    advantages average to what both know; with one critic, e_g is 0. The moving average begins at 0, because
-    advantages of initial weights say nothing. A discount that was once known to depend on actions keeps its
-    weight when better policies make its returns vary more.
+    the recorded actions explain. Independent errors of critics cancel in products of two critics' advantages;
+    what all critics memorise of few stored episodes does not, and makes e_g too large. With one critic, e_g
+    is 0. The moving average begins at 0, because advantages of initial weights say nothing. A discount that
+    was once known to depend on actions keeps its weight when better policies make its returns vary more.
 
     h_g is small for long horizons if most timesteps are rewarded: k_g converts a return to a mean reward per
     timestep, as a return sums about 1 / (1 - g) timesteps, of which a share E[|r|]^2 / E[r^2] is rewarded
