@@ -507,7 +507,12 @@ def parse_benchmark(words: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="N",
         help="number of runs at a time, with one thread each (default: 1)",
     )
-    add("--env-steps", type=at_least_1, metavar="N", help="budget of each run (default: that of its task)")
+    add(
+        "--env-steps",
+        type=at_least_1,
+        metavar="N",
+        help="budget of each run, rounded up to whole epochs (default: that of its task)",
+    )
     add(
         "-o",
         "--output",
