@@ -79,6 +79,8 @@ def override_problem(text: str) -> str | None:
     fix = f"write {key}=value" if _OVERRIDE.fullmatch(key) and not equals else "write Name.param=value"
     if equals and value and _OVERRIDE.fullmatch(key.replace("-", "_")):
         fix = f"write {key.replace('-', '_')}={value}"
+    if text.endswith(".gin"):
+        fix = f"for a config file write --config {text}"
     return f"an override must look like Name.param=value. Fix: {fix}."
 
 
