@@ -124,8 +124,8 @@ class Status(Protocol):
         """Set the current activity, one of fleet.heartbeat.STATES; note: the reason for waiting."""
         ...
 
-    def put(self, **metrics: Any) -> None:
-        """Report new metrics, such as epoch and env_steps."""
+    def put(self, **values: Any) -> None:
+        """Report new values, such as epoch and env_steps."""
         ...
 
 

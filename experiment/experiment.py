@@ -220,7 +220,7 @@ class Experiment(Settings):
     def _make_pace(self) -> ReplayRatio:
         """Make the object that lets learner and actors wait for each other."""
         env_steps_per_epoch = self.parallel_actors * self.train_timesteps_per_epoch
-        is_offline = self.ctx.role.does_both and not env_steps_per_epoch
+        is_offline = self.ctx.role.does_both and not env_steps_per_epoch  # no env steps, no ratio
         pace: ReplayRatio = ReplayRatio(
             self.ctx,
             self.fleet.id,

@@ -234,7 +234,7 @@ def closing_summary(exp: Any, metrics: Mapping[str, float], words: Sequence[str]
                 ends["Experiment.max_env_steps"] = 2 * max(exp.max_env_steps, exp.env_steps)
             further = [*without(kept, *ends), "--resume", *(f"{name}={end}" for name, end in ends.items())]
         fresh = without(kept, "--seed", "--run-name", "Experiment.seed", "Experiment.run_name")
-        # A drawn seed is large, so 1 is the seed that follows it.
+        # After a drawn seed, which is a large number, the suggestion is 1.
         seed = exp.run_seed + 1 if exp.seed is not None or exp.run_seed == 1 else 1
         name = f"{exp.run_name.rpartition('-seed')[0] or exp.run_name}-seed{seed}"
         again = [*fresh, "--seed", str(seed), "--run-name", name]

@@ -82,7 +82,7 @@ class Membership:
         self.id = uuid.uuid4().hex
         self.ending: tuple[str, str | None] = ("stopped", None)
         self._period_s = period_s
-        self._metrics: dict[str, Any] = {
+        self._values: dict[str, Any] = {
             "state": "starting",
             "note": None,
             "env_steps": 0,
@@ -109,9 +109,9 @@ class Membership:
                 "or choose another Experiment.ckpt_base_dir."
             ) from error
         if self._writer is None:
-            self._metrics.update(state="starting", note=None)
+            self._values.update(state="starting", note=None)
             facts = {"id": self.id, "role": self.role, "rank": self.rank}
-            self._writer = _Writer(self.run_dir, facts, self._metrics, self._period_s)
+            self._writer = _Writer(self.run_dir, facts, self._values, self._period_s)
             self._finalizer = weakref.finalize(self, self._writer.end)
         try:
             with self.reporting():
@@ -136,17 +136,17 @@ class Membership:
     def state(self, state: str, note: str | None = None) -> None:
         """Set the current activity, one of STATES; note: one line, the reason for waiting."""
         assert state in STATES
-        if (self._metrics["state"], self._metrics["note"]) != (state, note):
-            self._metrics.update(state=state, note=_one_line(note))
+        if (self._values["state"], self._values["note"]) != (state, note):
+            self._values.update(state=state, note=_one_line(note))
             if self._writer is not None:
                 self._writer.wake.set()
 
-    def put(self, **metrics: Any) -> None:
-        """Report new metrics with the next heartbeat; names are those of `Heartbeat`.
+    def put(self, **values: Any) -> None:
+        """Report new values with the next heartbeat; names are those of `Heartbeat`.
 
         Known: epoch, env_steps, gradient_steps, policy_version, buffer.
         """
-        self._metrics.update(metrics)
+        self._values.update(values)
 
     def end(self, state: str, note: str | None = None) -> None:
         """Report that this process has ended its work, and how."""
@@ -157,7 +157,7 @@ class Membership:
         """Write the last state and release the lock for another learner."""
         if self._writer is not None:
             state, note = self.ending
-            self._metrics.update(state=state, note=_one_line(note))
+            self._values.update(state=state, note=_one_line(note))
             self._finalizer()
             self._writer = None
         if self._lock is not None:
@@ -169,7 +169,7 @@ class _Writer:
     """Data of the thread; it does not keep the Membership alive, because the thread ends with that."""
 
     def __init__(
-        self, run_dir: Path, facts: Mapping[str, Any], metrics: dict[str, Any], period_s: float
+        self, run_dir: Path, facts: Mapping[str, Any], values: dict[str, Any], period_s: float
     ) -> None:
         host, self.pid = socket.gethostname(), os.getpid()
         name = f"{facts['role']}_{re.sub(r'[^A-Za-z0-9.-]', '-', host)}_{self.pid}_{time.time_ns()}.json"
@@ -187,7 +187,7 @@ class _Writer:
             "machine": machine_id(),
             "loxodon": version_of("loxodon"),
         }
-        self.metrics, self.period_s = metrics, period_s
+        self.values, self.period_s = values, period_s
         self.num_beats = 0
         self.has_complained = self.is_closing = False
         self.wake = threading.Event()
@@ -207,8 +207,8 @@ class _Writer:
         """Write the last state and end the thread; do nothing in a forked child."""
         if os.getpid() != self.pid:
             return
-        if self.metrics["state"] not in ENDED_STATES:
-            self.metrics.update(state="stopped", note=None)
+        if self.values["state"] not in ENDED_STATES:
+            self.values.update(state="stopped", note=None)
         self.is_closing = True
         # The garbage collector may call this in the thread itself, even while it waits for `wake`.
         if threading.current_thread() is not self.thread:
@@ -218,9 +218,9 @@ class _Writer:
     def write(self) -> None:
         """Replace the file; an error is logged once."""
         self.num_beats += 1
-        metrics = dict(self.metrics)
-        speeds = self.speeds(metrics["env_steps"], metrics["gradient_steps"])
-        record = {**self.facts, "time": time.time(), "beat": self.num_beats, **metrics, **speeds}
+        values = dict(self.values)
+        speeds = self.speeds(values["env_steps"], values["gradient_steps"])
+        record = {**self.facts, "time": time.time(), "beat": self.num_beats, **values, **speeds}
         try:
             write_text(self.path, json.dumps(record, default=str) + "\n", is_durable=False)
             if self.leads:

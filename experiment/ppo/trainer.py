@@ -466,8 +466,8 @@ def _numbers(updates: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
     """The metrics of all updates as numbers, after one copy from the device."""
     if not any(updates):
         return [{} for _ in updates]
-    metrics = [torch.as_tensor(value).double() for one in updates for value in one.values()]
-    numbers = iter(torch.stack(metrics).tolist())
+    values = [torch.as_tensor(value).double() for one in updates for value in one.values()]
+    numbers = iter(torch.stack(values).tolist())
     return [dict(zip(one, numbers)) for one in updates]  # noqa: B905 - each takes as many as it has names
 
 
