@@ -231,15 +231,17 @@ def measure_case(
     return {"settings": asdict(settings), "configs": case.configs, "systems": systems}
 
 
-def install_peers(venv: Path, pip_args: list[str], run: Run) -> Path:
+def install_peers(
+    venv: Path, pip_args: list[str], run: Run, requirements: tuple[str, ...] = REQUIREMENTS
+) -> Path:
     """Return the Python of a virtual environment with the peers, which is created if it is missing."""
     python, done = venv / "bin" / "python", venv / "peers-installed"
-    if not done.exists() or done.read_text(encoding="utf-8") != " ".join(REQUIREMENTS):
+    if not done.exists() or done.read_text(encoding="utf-8") != " ".join(requirements):
         print(f"installing the peers into {venv}", file=sys.stderr)
         run([sys.executable, "-m", "venv", str(venv)], ROOT)
         install = [str(python), "-m", "pip", "install", "-q", "-c", "constraints.txt", *pip_args]
-        run([*install, *REQUIREMENTS], ROOT)
-        done.write_text(" ".join(REQUIREMENTS), encoding="utf-8")
+        run([*install, *requirements], ROOT)
+        done.write_text(" ".join(requirements), encoding="utf-8")
     return python
 
 

@@ -12,6 +12,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from loxodon.tools.benchmark.results import path_of, read_run, store
+
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 RATES = {"loxodon": 300.0, "skrl": 100.0}  # env steps per second
 OURS, THEIRS = 40.0, 30.0  # returns
@@ -24,7 +26,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     import peers_ppo
 
     yield peers_ppo
-    for name in ("peers_ppo", "peers", "peers.common", "provenance"):
+    for name in ("peers_ppo", "peers_control", "peers", "peers.common", "provenance"):
         sys.modules.pop(name, None)
 
 
@@ -149,3 +151,23 @@ def test_an_evaluation_takes_one_episode_of_each_environment(bench: ModuleType) 
 
     assert common.mean_return(envs, act) == 5.0
     assert starts == [[True, True]] + [[False, False]] * 7
+
+
+def test_a_peer_gets_the_observations_and_the_budget_of_the_suite(bench: ModuleType, tmp_path: Path) -> None:
+    import peers_control
+
+    lines = [{"env_steps": n * 4096, "seconds": 1.0, "return": 5.0} for n in (7, 49)]
+    about = {"version": "2", "torch": "2"}
+    given: dict[str, Any] = {}
+
+    def runner(command: list[str], cwd: Path) -> str:
+        given.update(json.loads(command[3]))
+        return "\n".join(map(json.dumps, [about, *lines]))
+
+    run = peers_control.train("Hopper-velocities", 1, Path("python"), runner)
+    assert (given["env"], given["obs_indices"]) == ("Hopper-v5", [5, 6, 7, 8, 9, 10])
+    assert given["updates"] * given["num_envs"] * given["rollout"] == 200_704  # 200,000, in whole rollouts
+    store(run, tmp_path)
+    stored = read_run(path_of(tmp_path, "sb3_recurrent_ppo", "Hopper-velocities", 1))
+    assert stored.curve == [[28_672, 2_240, 1.0, 5.0], [200_704, 15_680, 1.0, 5.0]]
+    assert stored.score == 5.0
