@@ -79,16 +79,8 @@ class Agent(FilteredActorAgent):
         self.gather_advantages(critic_advantages, transitions)
         advantages = critic_advantages.mean(2) / self.reward_multiplier  # in environment units
         actor_loss, weights = self._actor_loss(transitions, policy, q_policy, advantages)
-        metrics: dict[str, Tensor] = {}
-        if with_metrics:
-            metrics = self.metrics(
-                transitions,
-                q=q_data,
-                targets=targets,
-                policy=policy,
-                advantages=advantages,
-                filter_weights=weights,
-            )
+        found = {"q": q_data, "targets": targets, "advantages": advantages, "filter_weights": weights}
+        metrics = self.metrics(transitions, policy=policy, **found) if with_metrics else {}
         return LossTerms(actor_loss, critic_loss, metrics)
 
     def _action_values(self, transitions: Transitions, policy: PolicyDistribution) -> tuple[Tensor, Tensor]:

@@ -42,12 +42,14 @@ class LossTerms:
             timesteps, or the extreme if the name ends in `_min` or `_max`.
         extra: auxiliary losses by name, each (B, L, ...) float. They are masked and averaged like the others,
             multiplied by `Experiment.extra_loss_weights`, and logged as `<name>_loss`.
+        mask: (B, L, 1) bool, True on the transitions whose losses count; None for the mask of the batch.
     """
 
     actor: Tensor
     critic: Tensor
     metrics: dict[str, Tensor] = field(default_factory=dict)
     extra: dict[str, Tensor] = field(default_factory=dict)
+    mask: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,11 @@ class BaseAgent(nn.Module, ABC):
         """The acting policy: `actor_input` (..., D) -> distribution over (..., A)."""
 
     @property
+    def leaves_out_transitions(self) -> bool:
+        """True if `LossTerms.mask` may differ from the mask of the batch."""
+        return False
+
+    @property
     def state_dim(self) -> int:
         """Width D of states."""
         return self._models[0].dim
@@ -224,9 +231,7 @@ class BaseAgent(nn.Module, ABC):
     def act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> ActOutput:
-        """Act for one timestep of N envs; every rollout calls this.
-
-        A subclass may override this or `get_actions`, and add to `extras`.
+        """Act for one timestep of N envs; a subclass may override this, and add to `extras`.
 
         Args:
             obs: each (N, ...).
@@ -235,13 +240,14 @@ class BaseAgent(nn.Module, ABC):
             hidden_state: result of the previous call.
             sample: draw from the policy; otherwise take its mode.
         """
-        return ActOutput(*self.get_actions(obs, rl2s, time_idxs, hidden_state, sample))
+        return ActOutput(*self._act(obs, rl2s, time_idxs, hidden_state, sample))
 
     def get_actions(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> tuple[Tensor, Any]:
-        """Act like `act`, but return only the actions and the new hidden state."""
-        return self._act(obs, rl2s, time_idxs, hidden_state, sample)[:2]
+        """Act by `act`, but return only the actions and the new hidden state, as evaluations need them."""
+        output = self.act(obs, rl2s, time_idxs, hidden_state, sample)
+        return output.actions, output.hidden_state
 
     def compile_acting(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compile acting with torch.compile; the first call is slow."""

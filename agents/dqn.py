@@ -94,9 +94,7 @@ class DQNAgent(OffPolicyAgent):
         q, v = self._q_and_v(transitions)
         self.gather_advantages((q - v).detach(), transitions)
         loss = self.critic_errors(q, targets)
-        metrics: dict[str, Tensor] = {}
-        if with_metrics:
-            metrics = self.metrics(transitions, q=q, targets=targets)
+        metrics = self.metrics(transitions, q=q, targets=targets) if with_metrics else {}
         return LossTerms(loss.new_zeros(*loss.shape[:2], len(self.discounts), 1), loss, metrics)
 
     def _greedy(self, values: Tensor, at: Timesteps) -> Categorical:

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from ..data import Batch
+from ..data.errors import check_count
 from ..nets import (
     Actor,
     Categorical,
@@ -22,9 +23,9 @@ from ..nets import (
     PolicyDistribution,
     dead_units,
 )
-from ..nets.mlp import require_at_least, require_positive
-from .base import ActOutput, BaseAgent, LossTerms
-from .masks import fit_mask, masked_mean
+from ..nets.mlp import require_positive
+from .base import BaseAgent, LossTerms
+from .masks import masked_mean
 from .parts import NStep, PopArt, RandomSubset, Returns, Steps, ValueScale, WeighByAdvantage
 
 TRAINING_DISCOUNTS = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995)  # Grigsby et al. 2023
@@ -104,7 +105,7 @@ class OffPolicyAgent(BaseAgent, ABC):
     Subclasses define the losses in `losses`. The parts of targets and losses are in `agents/parts/`, and are
     called in this order: `critic_subset` draws critics, `returns` computes targets from their values,
     `values` gathers the targets, the subclass computes its losses with `values`, `loss_weights` gathers the
-    advantages of the recorded actions, and then weighs the losses. Defaults are the published settings; the
+    advantages of the recorded actions, and then weights the losses. Defaults are the published settings; the
     recommended ones are in `gin_configs/base_offpolicy.gin`.
 
     Args:
@@ -115,8 +116,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         tau: Polyak rate per update of the target networks.
         num_critics: ensemble size C.
         critic_subset: draws the critics for each target, see RandomSubset.
-        returns: computes the targets of critics (NStep, LambdaReturns or, for discrete actions, Retrace).
-        returns_continuous: replaces returns for continuous actions (Box); None keeps it.
+        returns: computes the targets of critics (NStep, LambdaReturns or Retrace).
         burn_in: number of transitions at the beginning of a window that only refresh memory and have no
             losses, unless the episode begins there.
         num_actions_for_value_in_critic_loss: policy samples per expectation over MultiDiscrete or continuous
@@ -144,7 +144,6 @@ class OffPolicyAgent(BaseAgent, ABC):
         num_critics: int = 4,
         critic_subset: RandomSubset = RandomSubset(),
         returns: Returns = NStep(),
-        returns_continuous: Returns | None = None,
         burn_in: int = 0,
         num_actions_for_value_in_critic_loss: int = 1,
         num_actions_for_value_in_actor_loss: int = 1,
@@ -159,14 +158,12 @@ class OffPolicyAgent(BaseAgent, ABC):
             type(self).__name__,
             critic_subset=critic_subset,
             returns=returns,
-            returns_continuous=returns if returns_continuous is None else returns_continuous,
             values=values,
             loss_weights=loss_weights,
         )
-        if isinstance(self.action_space, spaces.Box) and returns_continuous is not None:
-            returns = returns_continuous
         discounts = [*training_discounts, gamma]
-        self.tau, self.critic_subset, self.returns = tau, critic_subset, returns
+        self.tau, self.critic_subset = tau, critic_subset
+        self.returns = returns if self.is_discrete else returns.of_continuous_actions()
         # Agents that are made with the same part do not share its statistics.
         self.values, self.loss_weights = copy.deepcopy(values), copy.deepcopy(loss_weights)
         self.reward_multiplier = reward_multiplier
@@ -200,17 +197,14 @@ class OffPolicyAgent(BaseAgent, ABC):
 
     @abstractmethod
     def losses(self, transitions: Transitions, with_metrics: bool) -> LossTerms:
-        """The losses of all transitions; moves the statistics of targets in training mode."""
+        """The losses of all transitions; gathers the statistics of targets in training mode."""
+
+    @property
+    def leaves_out_transitions(self) -> bool:
+        return self.burn_in > 0
 
     def policy(self, state: Tensor) -> PolicyDistribution:
         return self.distribution(self.actor(state).params[..., -1, :])
-
-    def act(
-        self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
-    ) -> ActOutput:
-        if not self.returns.needs_probabilities:
-            return super().act(obs, rl2s, time_idxs, hidden_state, sample)
-        return ActOutput(*self._act(obs, rl2s, time_idxs, hidden_state, sample))
 
     def _act_extras(self, policy: PolicyDistribution, sample: bool) -> dict[str, Tensor]:
         if not self.returns.needs_probabilities:
@@ -227,11 +221,7 @@ class OffPolicyAgent(BaseAgent, ABC):
             terms = replace(
                 terms, actor=terms.actor * weights, critic=terms.critic * weights, metrics=metrics
             )
-        if transitions.mask is batch.mask:
-            return terms
-        kept = transitions.mask[..., None]
-        extra = {name: loss * fit_mask(transitions.mask, loss) for name, loss in terms.extra.items()}
-        return replace(terms, actor=terms.actor * kept, critic=terms.critic * kept[..., None], extra=extra)
+        return replace(terms, mask=transitions.mask)
 
     def transitions(self, batch: Batch) -> Transitions:
         """Encode a batch into its transitions."""
@@ -423,9 +413,9 @@ class OffPolicyAgent(BaseAgent, ABC):
         found["td_target_max"] = y[:, :, -1].where(mask, -torch.inf).max()
         if advantages is not None:
             per_discount["advantage"] = advantages
-            found["filter_approved"] = masked_mean((advantages > 0).float(), mask_g)
+            per_discount["filter_approved"] = (advantages > 0).float()
         if filter_weights is not None:
-            found["filter_weight"] = masked_mean(filter_weights, mask_g)
+            per_discount["filter_weight"] = filter_weights
         rows = mask.flatten()
         if policy is not None:
             per_discount["policy_entropy"] = policy.entropy()
@@ -466,6 +456,8 @@ class OffPolicyAgent(BaseAgent, ABC):
             pairs.append((self.actor, self.target_actor))
         for online, target in pairs:
             torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), self.tau)
+            for copied, buffer in zip(target.buffers(), online.buffers(), strict=True):
+                copied.copy_(buffer)
 
     def _check_settings(self, num_critics: int, discounts: Sequence[float]) -> None:
         name = type(self).__name__
@@ -475,18 +467,17 @@ class OffPolicyAgent(BaseAgent, ABC):
             num_actions_for_value_in_critic_loss=self.num_actions_for_value_in_critic_loss,
             num_actions_for_value_in_actor_loss=self.num_actions_for_value_in_actor_loss,
         )
-        require_at_least(0, name, burn_in=self.burn_in)
+        check_count(f"{name}.burn_in", self.burn_in, lowest=0)
+        if self.burn_in >= self.max_seq_len:
+            raise ValueError(
+                f"{name}.burn_in is {self.burn_in}, but windows have {self.max_seq_len} transitions "
+                "(Experiment.max_seq_len), so most of them would have no losses. Fix: lower burn_in."
+            )
         self.critic_subset.check(num_critics, name)
         if not all(0.0 <= g <= 1.0 for g in discounts):
             raise ValueError(
                 f"Discounts are {list(discounts)}, but must lie in [0, 1]. Fix: bind {name}.gamma, and each "
                 f"of {name}.training_discounts, to a number from 0 to 1."
-            )
-        if self.returns.needs_probabilities and not self.is_discrete:
-            raise ValueError(
-                f"{name}.returns_continuous is {self.returns} (None means {name}.returns), but the action "
-                f"space is {self.action_space}, whose actions have densities, not probabilities. Fix: bind "
-                f"{name}.returns_continuous = @LambdaReturns()."
             )
         if not (0.0 < self.tau <= 1.0 and self.reward_multiplier > 0.0):
             raise ValueError(
@@ -523,8 +514,8 @@ class _Following:
         )
         log_ratio = self.policy.log_prob(actions)
         if (taken := self.transitions.batch.log_probs) is not None:
-            behavior = torch.cat([taken[:, 1:], torch.zeros_like(taken[:, :1])], dim=1)
-            log_ratio = log_ratio - behavior.nan_to_num(nan=0.0)[:, :, None]
+            behaviour = torch.cat([taken[:, 1:], torch.zeros_like(taken[:, :1])], dim=1)
+            log_ratio = log_ratio - behaviour.nan_to_num(nan=0.0)[:, :, None]
         return self._with_bonus(values), q, log_ratio
 
     def _with_bonus(self, values: Tensor) -> Tensor:
@@ -536,7 +527,6 @@ def _require_parts(name: str, **parts: Any) -> None:
     kinds: dict[str, tuple[Any, str]] = {
         "critic_subset": (RandomSubset, "@RandomSubset()"),
         "returns": (Returns, "@NStep()"),
-        "returns_continuous": (Returns, "@LambdaReturns()"),
         "values": (ValueScale, "@PopArt()"),
         "loss_weights": (WeighByAdvantage | None, "@WeighByAdvantage()"),
     }

@@ -64,10 +64,16 @@ class OnPolicyAgent(BaseAgent, ABC):
     def act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> ActOutput:
-        """Act for one timestep of N envs, and return the extras that the learner needs.
+        """Act for one timestep of N envs, with the extras that the learner needs; see `BaseAgent.act`."""
 
-        See `BaseAgent.act`. `get_actions` computes only the actions.
+    def get_actions(
+        self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
+    ) -> tuple[Tensor, Any]:
+        """Act without the value function; a subclass that overrides `act` overrides this too.
+
+        Memories that only the value function reads are returned as they are.
         """
+        return self._act(obs, rl2s, time_idxs, hidden_state, sample)[:2]
 
     @abstractmethod
     def evaluate(self, batch: RolloutBatch) -> Evaluation:

@@ -209,7 +209,7 @@ ROWS = {
     "n_step": Row(
         "Retrace and lambda-returns",
         "one-step targets",
-        ("Agent.returns=@NStep()", "Agent.returns_continuous=None"),
+        ("Agent.returns=@NStep()",),
     ),
     "no_loss_weights": Row(
         "`WeighByAdvantage` with h_g alone",

@@ -6,7 +6,6 @@ from typing import Any
 
 from loxodon.agents import (
     Agent,
-    LambdaReturns,
     MultiTaskAgent,
     RandomSubset,
     Retrace,
@@ -41,6 +40,5 @@ def parts(kind: type) -> dict[str, Any]:
             "critic_type": CriticEnsemble,
             "critic_subset": RandomSubset(per="update", replace=False),
             "returns": Retrace(),
-            "returns_continuous": LambdaReturns(),
         }
     return found

@@ -38,9 +38,9 @@ class Lookahead(Protocol):
         """(B, L, C, G, 1) values of the policy's actions."""
 
     def corrections(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Values of the policy's and of the recorded action, and log(pi / mu) of the latter.
+        """Values of the policy's and of the recorded action, and log(pi / b) of the latter.
 
-        Both values are (B, L, C, G, 1), the logarithm is (B, L, G, 1). mu is the probability with which the
+        Both values are (B, L, C, G, 1), the logarithm is (B, L, G, 1). b is the probability with which the
         action was taken, or its upper bound 1 if it was not stored.
         """
 
@@ -59,6 +59,10 @@ class Returns(ABC):
     def targets(self, steps: Steps, following: Lookahead, reduce: Reduce) -> Tensor:
         """(B, L, G, 1) targets from transitions and from the timestep after each."""
 
+    def of_continuous_actions(self) -> Returns:
+        """The returns for actions with densities: these, or others if these need probabilities."""
+        return self
+
 
 class UncorrectedReturns(Returns):
     """Base of returns that need one value of each following timestep and do not correct recorded actions."""
@@ -76,7 +80,7 @@ class UncorrectedReturns(Returns):
 class NStep(UncorrectedReturns):
     """n rewards, then the value of the timestep after them.
 
-        y_t = sum_{i<n} g^i r_{t+i} + g^n V_{t+n}
+        y_t = sum_{i<n} g^i r_{t+i} + g^n (1 - d_{t+n-1}) V_{t+n}
 
     Source: Grigsby et al. 2023, arXiv:2310.09971 (published: n = 1). Exact form: `n_step_targets`.
 
@@ -99,7 +103,7 @@ class NStep(UncorrectedReturns):
 class LambdaReturns(UncorrectedReturns):
     """The mean of n-step targets of all lengths n, with weights that decay with n.
 
-        y_t = r_t + g ((1 - lambda) V_{t+1} + lambda y_{t+1})
+        y_t = r_t + g (1 - d_t) ((1 - lambda) V_{t+1} + lambda y_{t+1})
 
     Reason: a reward reaches earlier timesteps within one update; one-step targets need an update per
     timestep. Recorded actions that the policy would not take are not corrected, so lambda is smaller than in
@@ -125,16 +129,16 @@ class LambdaReturns(UncorrectedReturns):
 @gin.configurable
 @dataclass(frozen=True)
 class Retrace(Returns):
-    """Multi-step targets for Discrete actions, corrected for recorded ones that the policy would not take.
+    """Multi-step targets for discrete actions, corrected for recorded ones that the policy would not take.
 
-        y_t = r_t + g (V_{t+1} + c_{t+1} (y_{t+1} - Q(s_{t+1}, a_{t+1})))
-        c   = lambda min(1, pi(a|s) / mu(a|s))
+        y_t = r_t + g (1 - d_t) (V_{t+1} + c_{t+1} (y_{t+1} - Q(s_{t+1}, a_{t+1})))
+        c   = lambda min(1, pi(a|s) / b(a|s))
 
     Each critic is corrected by its own values before the critics are reduced: the minimum over critics is
     lower for one action than for a mean over actions, and the differences would add up over timesteps.
 
     Reason: a reward reaches earlier timesteps within one update, and exploration does not bias the targets.
-    Actors store the probability mu of each action; without it, mu = 1, which is tree backup.
+    Actors store the probability b of each action; without it, b = 1, which is tree backup.
     Source: Munos et al. 2016, arXiv:1606.02647; tree backup: Precup et al. 2000.
     Off: `returns = @NStep()` (published).
     Effect: CartPole without velocities is learned by 4 of 5 seeds, without it by none; on other tasks, small
@@ -142,13 +146,23 @@ class Retrace(Returns):
 
     Args:
         trace_decay: lambda, in [0, 1]; 0 gives one-step targets.
+        continuous: the returns for continuous actions, which have no probabilities.
     """
 
     trace_decay: float = 0.9
+    continuous: Returns = LambdaReturns()
     needs_probabilities: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_number("Retrace.trace_decay", self.trace_decay, lowest=0, highest=1)
+        if not isinstance(self.continuous, Returns) or self.continuous.needs_probabilities:
+            raise ValueError(
+                f"Retrace.continuous is {self.continuous!r}, but must be returns that need no probabilities "
+                "of actions. Fix: bind Retrace.continuous = @LambdaReturns()."
+            )
+
+    def of_continuous_actions(self) -> Returns:
+        return self.continuous
 
     def targets(self, steps: Steps, following: Lookahead, reduce: Reduce) -> Tensor:
         values, q, log_ratio = following.corrections()
@@ -238,8 +252,8 @@ def retrace_targets(
         discounts: (G, 1) float in [0, 1].
         next_q: (B, L, G, 1) float, value of the recorded action at the timestep after each step; ignored
             where the sequence ends.
-        next_traces: (B, L, G, 1) float in [0, 1], c of that action: lambda min(1, pi(a|s) / mu(a|s)) for
-            Retrace, where mu is the policy that acted; lambda pi(a|s) for tree backup.
+        next_traces: (B, L, G, 1) float in [0, 1], c of that action: lambda min(1, pi(a|s) / b(a|s)) for
+            Retrace, where b is the policy that acted; lambda pi(a|s) for tree backup.
     Source: Munos et al. 2016, arXiv:1606.02647, eq. 3 and 4; tree backup: Precup et al. 2000.
     """
     going = discounts * ~terminated

@@ -60,7 +60,7 @@ def masked_losses(
     """Means of an agent's losses over the unmasked entries: the result of `Experiment.compute_loss`.
 
     Args:
-        batch: its mask (B, L, 1) bool is the initial mask of every term.
+        batch: its mask (B, L, 1) bool is the initial mask of every term, unless `terms` has another.
         terms: the losses, actor (B, L, G, 1), critic (B, L, C, G, 1) and extra ones (B, L, ...). NaN under
             False is ignored.
         edit_actor_mask: (batch, loss, mask) -> mask, where loss and masks have one shape; None for no edit.
@@ -74,8 +74,9 @@ def masked_losses(
         their own names.
     Raises: ValueError for an edited mask of another shape or dtype, or an extra term of another shape.
     """
-    actor_mask = _edited("edit_actor_mask", edit_actor_mask, batch, terms.actor)
-    critic_mask = _edited("edit_critic_mask", edit_critic_mask, batch, terms.critic)
+    counts = batch.mask if terms.mask is None else terms.mask
+    actor_mask = _edited("edit_actor_mask", edit_actor_mask, batch, terms.actor, counts)
+    critic_mask = _edited("edit_critic_mask", edit_critic_mask, batch, terms.critic, counts)
     extra: dict[str, Tensor] = {}
     for name, loss in terms.extra.items():
         if loss.shape[:2] != batch.mask.shape[:2]:
@@ -85,7 +86,7 @@ def masked_losses(
                 "timestep, without taking the mean."
             )
         edit = None if edit_extra_mask is None else _for_term(edit_extra_mask, name)
-        mask = _edited("edit_extra_mask", edit, batch, loss)
+        mask = _edited("edit_extra_mask", edit, batch, loss, counts)
         extra |= {_EXTRA.format(name): masked_mean(_at_least_float32(loss), mask)}
         extra |= {_EXTRA_MASK.format(name): mask}
     return {
@@ -106,9 +107,9 @@ def _for_term(edit: EditExtraMask, name: str) -> EditMask:
     return lambda batch, loss, mask: edit(batch, name, loss, mask)
 
 
-def _edited(name: str, edit: EditMask | None, batch: Any, loss: Tensor) -> Tensor:
-    """The edited mask of a loss (B, L, ...), of the same shape."""
-    mask = fit_mask(batch.mask, loss).expand_as(loss)
+def _edited(name: str, edit: EditMask | None, batch: Any, loss: Tensor, counts: Tensor) -> Tensor:
+    """The edited mask of a loss (B, L, ...), of the same shape; counts: (B, L, 1), the initial mask."""
+    mask = fit_mask(counts, loss).expand_as(loss)
     if edit is None:
         return mask
     edited: Tensor = edit(batch, loss.detach(), mask.clone())  # a copy, which may be edited in place
@@ -178,7 +179,7 @@ class Learner:
             every update, to find the first bad one. "skip" leaves out updates with such gradients; the loss
             scaler of fp16 always does so.
         timer: measures the time of updates.
-        edits_masks: True if masks depend on more than `batch.mask`, so that their sizes need a forward pass.
+        edits_masks: True if hooks edit masks, so that their sizes are known only after a forward pass.
         progress: counts the optimizer steps; None for a count of its own.
         run_dir: folder in which the batch of an update that is not finite is saved; None does not save it.
 
@@ -214,7 +215,7 @@ class Learner:
         self.agent, self.model, self.optimizer, self.accelerator = agent, model, optimizer, accelerator
         self.compute_loss, self.critic_loss_weight = compute_loss, critic_loss_weight
         self.extra_loss_weights = dict(extra_loss_weights or {})
-        self.edits_masks = edits_masks
+        self.edits_masks = edits_masks or agent.leaves_out_transitions
         self.lr_warmup_steps, self.grad_clip = lr_warmup_steps, grad_clip if grad_clip > 0 else math.inf
         self.progress = progress or Progress(epochs=0, seed=0)
         self.lr_scale = 1.0  # factor of schedules and adaptation, next to the warm-up

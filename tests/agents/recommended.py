@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from loxodon.agents import (
-    LambdaReturns,
     RandomSubset,
     Retrace,
     SummedValues,
@@ -23,7 +22,6 @@ def recommended(**changes: Any) -> dict[str, Any]:
     """Keyword arguments of an agent: the recommended parts, with changes."""
     parts = {
         "returns": Retrace(),
-        "returns_continuous": LambdaReturns(),
         "values": SummedValues(),
         "loss_weights": WeighByAdvantage(),
         "critic_type": CriticEnsemble,

@@ -18,7 +18,6 @@ from loxodon.agents import (
     FixedUnits,
     NStep,
     PlainValues,
-    Retrace,
     SummedValues,
     WeighByAdvantage,
     masked_mean,
@@ -110,7 +109,7 @@ def test_loss_shapes_and_metrics(space: Space) -> None:
     [(DISCRETE, 0.375594, 3.424792), (MULTI, 0.138029, 2.710208), (BOX, 110.5769, 1.633903)],
 )
 def test_losses_of_the_third_update_stay_the_same(space: Space, actor: float, critic: float) -> None:
-    settings = recommended(returns=NStep(), returns_continuous=None, loss_weights=None)
+    settings = recommended(returns=NStep(), loss_weights=None)
     agent = make_agent(space, training_discounts=[], gamma=0.9, tau=0.003, **settings)
     batch = make_batch(space, lengths=[5, 3, 1])
     with torch.no_grad():
@@ -173,7 +172,7 @@ def test_online_term_reaches_the_encoder_only_through_the_policy(space: Space) -
 
 def test_padding_never_reaches_losses_or_statistics(space: Space) -> None:
     clean = make_batch(space, lengths=[5, 3, 1])
-    settings = recommended(returns=NStep(3), returns_continuous=None)
+    settings = recommended(returns=NStep(3))
     agent, other = make_agent(space, **settings), make_agent(space, **settings)
     pad, pad_t = ~clean.mask, ~clean.timestep_mask
     dirty = Batch(
@@ -359,6 +358,7 @@ def test_impossible_settings_are_explained() -> None:
         make_agent(training_discounts=[1.5], gamma=0.9)
     for wrong, words in (
         ({"burn_in": -1}, r"burn_in is -1.*Fix"),
+        ({"burn_in": 8}, r"burn_in is 8, but windows have 8 transitions.*Fix"),
         (
             {"distribution_type": "Beta"},
             r"is Beta, which does not fit actions in Discrete\(4\).*'Categorical'",
@@ -370,7 +370,6 @@ def test_impossible_settings_are_explained() -> None:
         with pytest.raises(ValueError, match=words):
             make_agent(**wrong)  # type: ignore[arg-type]
     for wrong, words in (
-        ({"returns": Retrace()}, r"returns_continuous is Retrace.* densities.*Fix: .*returns_continuous"),
         ({"action_mask_key": "observation"}, r"cannot be masked one by one. Fix: remove"),
         ({"distribution_type": "GaussianMixture"}, r"carry no gradient.*Fix: .*Agent.online_coeff = 0"),
     ):

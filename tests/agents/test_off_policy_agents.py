@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from loxodon.agents import (
+    ActOutput,
     Agent,
     BCAgent,
     DQNAgent,
@@ -317,8 +318,43 @@ def test_dqn_chooses_by_its_critics_and_evaluates_with_the_target_critics() -> N
 def test_losses_leave_out_a_burn_in_unless_it_begins_an_episode() -> None:
     agent, batch = make(DQNAgent, DISCRETE, burn_in=2), make_batch(DISCRETE, lengths=(5, 5, 5))
     batch = replace(batch, time_idxs=batch.time_idxs + torch.tensor([0, 7, 1])[:, None, None])
-    counts = agent(batch).critic.detach().flatten(2).abs().sum(-1) > 0
-    assert counts.tolist() == [[True] * 5, [False] * 2 + [True] * 3, [False] * 2 + [True] * 3]
+    counts = agent(batch).mask
+    assert counts is not None
+    assert counts[..., 0].tolist() == [[True] * 5, [False] * 2 + [True] * 3, [False] * 2 + [True] * 3]
+
+
+def test_target_networks_have_the_buffers_of_the_online_ones() -> None:
+    class Counting(CriticEnsemble):
+        def __init__(self, *given: Any, **settings: Any) -> None:
+            super().__init__(*given, **settings)
+            self.register_buffer("count", torch.zeros(()))
+
+    agent = make(Agent, DISCRETE, critic_type=Counting)
+    agent.critics.count.fill_(5.0)
+    agent.after_update()
+    assert agent.target_critics.count.item() == 5.0
+
+
+def test_an_agent_that_overrides_act_is_asked_in_evaluations_too() -> None:
+    class Stubborn(Agent):
+        def act(self, *given: Any) -> ActOutput:
+            out = super().act(*given)
+            return replace(out, actions=torch.full_like(out.actions, 3))
+
+    for returns in (NStep(), Retrace()):
+        agent, batch = make(Stubborn, DISCRETE, returns=returns), make_batch(DISCRETE)
+        state = agent.init_hidden_state(3, torch.device("cpu"))
+        obs = {"observation": batch.obs["observation"][:, 0]}
+        actions, _ = agent.get_actions(obs, batch.rl2s[:, 0], batch.time_idxs[:, 0], state, sample=True)
+        assert actions.tolist() == [3, 3, 3]
+
+
+def test_retrace_leaves_continuous_actions_to_returns_without_probabilities() -> None:
+    assert make(Agent, BOX, returns=Retrace(continuous=NStep(3))).returns == NStep(3)
+    assert make(Agent, BOX, returns=NStep(2)).returns == NStep(2)
+    assert make(Agent, DISCRETE, returns=Retrace(0.5)).returns == Retrace(0.5)
+    with pytest.raises(ValueError, match=r"Retrace.continuous is Retrace.*Fix: bind Retrace.continuous = "):
+        Retrace(continuous=Retrace())
 
 
 @pytest.mark.parametrize("returns", [NStep(2), LambdaReturns(0.8)], ids=repr)

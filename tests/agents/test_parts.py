@@ -196,7 +196,7 @@ def test_popart_statistics_move_before_the_loss_and_keep_all_values() -> None:
     assert popart.updates.item() == 2
 
 
-def test_values_in_fixed_units_take_the_unit_from_the_first_targets_that_vary() -> None:
+def test_values_in_fixed_units_take_the_unit_from_the_first_targets_that_are_not_0() -> None:
     values, one = built(FixedUnits(beta=1.0)), torch.ones(1, 1, 1)
     assert values.value(one).item() == 0.0
     update(values, 0.0, 0.0)
@@ -204,6 +204,17 @@ def test_values_in_fixed_units_take_the_unit_from_the_first_targets_that_vary() 
     assert values.value(one).item() == 6.0  # mean 4, deviation 2
     update(values, 0.0, 100.0)
     assert values.value(one).item() == 6.0
+
+
+@pytest.mark.parametrize("kind", [FixedUnits, SummedValues])
+def test_a_first_reward_sets_the_same_unit_however_late_it_comes(kind: type[FixedUnits]) -> None:
+    at_once, late = built(kind()), built(kind())
+    for _ in range(1_000):
+        update(late, 0.0, 0.0)
+    for values in (at_once, late):
+        update(values, 0.0, 0.0, 0.0, 10.0)
+    assert late.unit.item() == at_once.unit.item() > 1.0
+    assert late.origin.item() == at_once.origin.item() == 2.5
 
 
 def test_the_scale_in_fixed_units_follows_the_targets_down_to_a_floor() -> None:

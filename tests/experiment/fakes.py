@@ -16,7 +16,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from loxodon.agents import Agent, BaseAgent, FixedUnits, LossTerms, OffPolicyAgent
+from loxodon.agents import ActOutput, Agent, BaseAgent, FixedUnits, LossTerms, OffPolicyAgent
 from loxodon.data import Batch, DiskTrajDataset
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment
@@ -105,16 +105,17 @@ class TinyAgent(nn.Module):
     def _inputs(self, obs: dict[str, Tensor], rl2s: Tensor) -> Tensor:
         return torch.tanh(torch.cat([obs["observation"].float(), rl2s], dim=-1))
 
-    def get_actions(
+    def act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Tensor, sample: bool
-    ) -> tuple[Tensor, Tensor]:
+    ) -> ActOutput:
         assert rl2s.shape[1] == 1 + self.action_dim
         assert torch.equal(hidden_state, time_idxs[:, 0])  # reset exactly where an episode begins
         logits = self.actor(self._inputs(obs, rl2s))
         actions = torch.distributions.Categorical(logits=logits).sample() if sample else logits.argmax(-1)
-        return actions, hidden_state + 1
+        return ActOutput(actions, hidden_state + 1)
 
-    act = BaseAgent.act
+    leaves_out_transitions = False
+    get_actions = BaseAgent.get_actions
     on_checkpoint_loaded = BaseAgent.on_checkpoint_loaded
 
     def init_hidden_state(self, num_envs: int, device: torch.device) -> Tensor:
