@@ -20,7 +20,7 @@ from .parts import PlainValues, RandomSubset
 
 @gin.configurable(denylist=[*CODE_SUPPLIED, "values", "loss_weights"])
 class MultiTaskAgent(FilteredActorAgent):
-    """Critics that classify values into bins, and an actor that imitates actions better than its own.
+    """Critics that classify values into bins, and an actor that imitates better actions than its own.
 
     Per discount g (the last one acts), with s the shared encoder's output and v(Q) the value of a
     distribution Q over bins (see ValueBins):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,12 +11,12 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange, reduce
+from einops import rearrange
 from gymnasium import spaces
 from torch import Tensor, nn
 
 from ..data import Batch
-from ..data.errors import check_count
+from ..data.errors import check_count, check_number
 from ..nets import (
     Actor,
     Categorical,
@@ -276,8 +277,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         # g2 counts the discounts of actions, g those of values. The diagonal pairs each action with the value
         # of its own discount.
         values = rearrange(values, "b l (k g2) c g 1 -> b l k c g2 g", g2=len(self.discounts))
-        sampled: Tensor = reduce(values.diagonal(dim1=-2, dim2=-1), "b l k c g -> b l c g 1", "mean")
-        return sampled
+        return values.diagonal(dim1=-2, dim2=-1).mean(2)[..., None]
 
     def recorded_values(self, critics: Any, state: Tensor, actions: Tensor) -> Tensor:
         """Values (B, L, C, G, 1) of actions (B, L, 1, A)."""
@@ -479,12 +479,8 @@ class OffPolicyAgent(BaseAgent, ABC):
                 f"Discounts are {list(discounts)}, but must lie in [0, 1]. Fix: bind {name}.gamma, and each "
                 f"of {name}.training_discounts, to a number from 0 to 1."
             )
-        if not (0.0 < self.tau <= 1.0 and self.reward_multiplier > 0.0):
-            raise ValueError(
-                f"{name}.tau is {self.tau} and {name}.reward_multiplier is {self.reward_multiplier}, but "
-                "tau must be above 0 and at most 1, and reward_multiplier must be above 0. Fix: bind "
-                f"{name}.tau = 0.003 and {name}.reward_multiplier = 10.0, for example."
-            )
+        check_number(f"{name}.tau", self.tau, above=0, highest=1)
+        check_number(f"{name}.reward_multiplier", self.reward_multiplier, above=0, highest=sys.float_info.max)
 
 
 @dataclass(frozen=True)

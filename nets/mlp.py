@@ -108,7 +108,7 @@ def norm_layer(name: str | None, width: int) -> nn.Module:
 
     Raises: ValueError for an unknown name.
     """
-    if name is None or name == "none":
+    if name is None:
         return nn.Identity()
     if name == "layer":
         return nn.LayerNorm(width)

@@ -2,7 +2,7 @@
 
 All modules only *gather* while batches pass through them; `commit()` updates their statistics once per
 optimizer step or rollout. So every micro-batch of an accumulated update is normalised in the same way, and k
-micro-batches give the gradients of one batch k times as large (except with PopArt, whose losses already use
+micro-batches together give the gradients of one large batch (except with PopArt, whose losses already use
 what was gathered). Between the two, `sum_over_processes` sums the gathered data of all processes that train
 together, so that all of them have the same statistics, as if one process had seen all the data.
 """

@@ -15,9 +15,10 @@ from ..gin_configs.presets import did_you_mean
 _LOSSES = {
     "loss": "the minimised loss: `actor_loss` plus `Experiment.critic_loss_weight` times `critic_loss`, plus "
     "the extra losses times `Experiment.extra_loss_weights`",
-    "actor_loss": "loss of the actor, mean over the transitions of the batch and all discounts",
+    "actor_loss": "loss of the actor, mean over the transitions of the batch and all discounts, after "
+    "`loss_weights`",
     "critic_loss": "loss of the critics, mean over the transitions of the batch, all discounts and all "
-    "critics",
+    "critics, after `loss_weights`",
 }
 _EXTRA = {
     "<name>_loss": "an auxiliary loss (`LossTerms.extra`) before its weight, mean over the transitions",

@@ -9,9 +9,8 @@ import gin
 import torch
 from torch import Tensor
 
-from ...data.errors import check_choice
+from ...data.errors import check_choice, check_count
 from ...nets import CriticEnsemble
-from ...nets.mlp import require_positive
 
 
 @gin.configurable
@@ -45,7 +44,7 @@ class RandomSubset:
     reduce: str = "min"
 
     def __post_init__(self) -> None:
-        require_positive("RandomSubset", size=self.size)
+        check_count("RandomSubset.size", self.size)
         check_choice("RandomSubset.per", self.per, ("element", "update"))
         check_choice("RandomSubset.reduce", self.reduce, ("min", "mean"))
 

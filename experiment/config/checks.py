@@ -139,17 +139,19 @@ def left_over(bindings: Sequence[Binding], starts: Sequence[Node]) -> list[Bindi
     for end in ends.values():
         nodes = _with_bases(reach(bindings[:end], starts))
         used.update(id(b) for b in bindings[:end] if is_seen(b, nodes))
-    final = reach(bindings, starts)
+    final = _with_bases(reach(bindings, starts))
     return [b for b in remaining(bindings) if id(b) in used and not is_seen(b, final)]
 
 
 def _with_bases(nodes: Mapping[tuple[str, str], Node]) -> set[tuple[str, str]]:
-    """Scopes and names, and those of base classes: a class also gets gin's bindings of its bases."""
-    found = set(nodes)
-    for (scope, _), node in nodes.items():
-        bases = getattr(node.configurable.wrapped, "__mro__", ())[1:]
-        found.update((scope, known.name) for base in bases if (known := registry.find_object(base)))
-    return found
+    """Scopes and names of nodes, and those of their base classes."""
+    return {(scope, name) for (scope, _), node in nodes.items() for name in names_of(node.configurable)}
+
+
+def names_of(configurable: Configurable) -> list[str]:
+    """The name of a configurable and those of its base classes, whose bindings gin applies to it too."""
+    bases = getattr(configurable.wrapped, "__mro__", ())[1:]
+    return [configurable.name, *(known.name for base in bases if (known := registry.find_object(base)))]
 
 
 def is_seen(binding: Binding, nodes: Iterable[tuple[str, str]]) -> bool:

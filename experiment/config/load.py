@@ -56,7 +56,8 @@ class LoadedConfig:
     def _defaults(self, node: Node) -> list[str]:
         """Parameters of a configurable that nothing binds; as a comment if gin cannot write the value."""
         target, lines = node.configurable, []
-        bound = checks.bound_in(node.scope, target.name, self.bindings)
+        names = checks.names_of(target)
+        bound = {param for name in names for param in checks.bound_in(node.scope, name, self.bindings)}
         for name, param in target.params.items():
             if name in bound or not target.can_set(name) or param.default is registry.MISSING:
                 continue

@@ -270,8 +270,8 @@ class Learner:
         Metrics are those of this process's share (the mean of the losses over processes is the update's
         loss). With `log_step` there are more metrics, each of all processes together.
 
-        before_step: called when the gradients are there, with the results of compute_loss. False leaves the
-            weights as they are (`was_vetoed`). All processes have to answer alike.
+        before_step: called once the gradients are computed, with the results of compute_loss. False leaves
+            the weights as they are (`was_vetoed`). All processes have to answer alike.
         looks: whether to check that losses and gradients are finite; with log_step this is always done.
         Raises: FloatingPointError if they are not finite, before anything is updated; see `on_nan`.
         """
@@ -285,7 +285,7 @@ class Learner:
                 found.append(self.compute_loss(batch, log_step=log_step and is_last))
                 if shares is None:
                     shares = self._shares([self._mask_sizes(batch, found[0])])
-                losses.append(self.weighed(found[-1], shares[i]))
+                losses.append(self.weighted(found[-1], shares[i]))
                 self.accelerator.backward(losses[-1]["Loss"])
         if looks:
             self._check_losses(found, _sum([one["Loss"].detach() for one in losses]), batches)
@@ -314,7 +314,7 @@ class Learner:
         extra = {_EXTRA.format(name): weight for name, weight in self.extra_loss_weights.items()}
         return {"Actor Loss": 1.0, "Critic Loss": self.critic_loss_weight, **extra}
 
-    def weighed(self, found: Mapping[str, Any], share: Tensor | None = None) -> dict[str, Tensor]:
+    def weighted(self, found: Mapping[str, Any], share: Tensor | None = None) -> dict[str, Tensor]:
         """The part of the update's losses that one micro-batch adds: "Loss", and one for each term.
 
         share: (T,), the share of each term; None for 1.

@@ -47,6 +47,11 @@ class CfgGRU(CfgEncoder):
 
 
 @gin.configurable(denylist=["width"])
+class CfgDeepGRU(CfgGRU):
+    """Gets the settings of its base class, as it has the same constructor."""
+
+
+@gin.configurable(denylist=["width"])
 class CfgConv(CfgEncoder):
     def __init__(
         self, width: int, *, kernel: int = gin.REQUIRED, kind: Literal["same", "valid"] = "same"
@@ -237,7 +242,7 @@ def test_a_module_in_the_working_folder_can_be_imported() -> None:
             "CfgTypes.made_by = @CfgStore()",
             ["the result of that call, but must be @Name that creates a CfgEncoder"],
         ),
-        ("CfgRun.encoder_type = @CfgPlain", ["choose @CfgGRU or @CfgConv"]),
+        ("CfgRun.encoder_type = @CfgPlain", ["choose @CfgGRU or @CfgDeepGRU or @CfgConv"]),
         ("CfgRun.store = @CfgStore", ["a.gin:3:", "write @CfgStore()"]),
         ("CfgRun.shapes = [1, 2]", ["must be tuple[int, ...]", "give a value of type tuple[int, ...]"]),
         ("CfgGRU.norm = 3", ["is an int, but must be str or None"]),
@@ -252,7 +257,7 @@ def test_a_module_in_the_working_folder_can_be_imported() -> None:
         ("CfgTypes.kind_of = @CfgStore", ["@Name that creates a CfgEncoder or None"]),
         ("CfgTypes.to_int = 'bonus'", ["@Name that creates an int", "Fix: choose @cfg_bonus."]),
         ("CfgRun.kernel = 3", ["no parameter 'kernel'. Did you mean 'CfgConv.kernel'?"]),
-        ("CfgTypes.encoder = 3", ["choose @CfgGRU() or @CfgConv()"]),
+        ("CfgTypes.encoder = 3", ["choose @CfgGRU() or @CfgDeepGRU() or @CfgConv()"]),
         ("CfgConv.kind = 'vald'", ["must be 'same' or 'valid'", "Did you mean 'valid'"]),
     ],
 )
@@ -409,6 +414,15 @@ def test_settings_of_a_part_that_a_later_source_replaced_are_not_an_error() -> N
     again = load_config(["again.gin"], root="CfgRun")
     run()
     assert again.check_unused() == ""
+
+
+def test_the_printed_config_shows_settings_that_a_class_gets_from_its_base_class() -> None:
+    text = load("CfgRun.encoder_type = @CfgDeepGRU\n", "CfgGRU.rate=0.5").text()
+    run()
+    assert "CfgGRU.rate = 0.5" in text
+    assert "CfgDeepGRU.layers = 1" in text
+    assert "CfgDeepGRU.rate" not in text
+    assert "# unused" not in text
 
 
 def test_other_settings_of_a_file_are_checked_when_a_later_source_replaces_a_part() -> None:
