@@ -18,7 +18,7 @@ from ..nets import (
 )
 from .base import CODE_SUPPLIED, LossTerms
 from .filtered import FilteredActorAgent
-from .off_policy import Judgement, Transitions, expectation
+from .off_policy import Estimates, Transitions, expectation
 
 
 @gin.configurable(denylist=CODE_SUPPLIED)
@@ -96,8 +96,8 @@ class Agent(FilteredActorAgent):
         num_samples = self.num_actions_for_value_in_actor_loss
         return q_data, self.policy_values(self.critics.frozen(), state.detach(), policy, num_samples)
 
-    def judge(self, transitions: Transitions) -> Judgement:
-        found = super().judge(transitions)
+    def estimate(self, transitions: Transitions) -> Estimates:
+        found = super().estimate(transitions)
         return found._replace(filter_weights=self.filter_weights(found.advantages))
 
     def _actor_loss(

@@ -18,7 +18,7 @@ from ..nets import (
     PolicyDistribution,
 )
 from .base import CODE_SUPPLIED, LossTerms
-from .off_policy import Judgement, OffPolicyAgent, Timesteps, Transitions, expectation
+from .off_policy import Estimates, OffPolicyAgent, Timesteps, Transitions, expectation
 from .parts import RandomSubset
 
 
@@ -101,9 +101,8 @@ class DQNAgent(OffPolicyAgent):
         """For each discount, the allowed action with the largest mean of values (B, L, C, G, A)."""
         return cast("Categorical", self.restrict(GreedyPolicy(values.mean(2)), at.obs))
 
-    def judge(self, transitions: Transitions) -> Judgement:
-        q, v = self._q_and_v(transitions)
-        return Judgement(q, v.mean(2), (q - v).mean(2) / self.reward_multiplier)
+    def estimate(self, transitions: Transitions) -> Estimates:
+        return self._estimates_of(*self._q_and_v(transitions))
 
     def _q_and_v(self, transitions: Transitions) -> tuple[Tensor, Tensor]:
         """Values (B, L, C, G, 1) of the recorded and, without gradient, of the greedy actions."""

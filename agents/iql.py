@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..nets import CriticEnsemble
 from .base import CODE_SUPPLIED, LossTerms
-from .off_policy import Judgement, OffPolicyAgent, Transitions
+from .off_policy import Estimates, OffPolicyAgent, Transitions
 from .parts import RandomSubset, UncorrectedReturns
 
 
@@ -103,10 +103,11 @@ class IQLAgent(OffPolicyAgent):
         """Imitation weights of advantages (B, L, G, 1), in environment units times the reward multiplier."""
         return (self.beta * advantages / self.values.sigma).exp().clamp(max=self.max_weight)
 
-    def judge(self, transitions: Transitions) -> Judgement:
+    def estimate(self, transitions: Transitions) -> Estimates:
         """V comes from the value function, advantages from the smallest of all target critics."""
         state = transitions.current.state
         q = self.recorded_values(self.critics, state, transitions.recorded)
         v = self.all_values(self.value_function, state)[:, :, 0]
         advantages = self.recorded_values(self.target_critics, state, transitions.recorded).amin(2) - v
-        return Judgement(q, v, advantages / self.reward_multiplier, self._weights(advantages))
+        m = self.reward_multiplier
+        return Estimates(q / m, v / m, advantages / m, self._weights(advantages))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from ..nets import BinnedCriticEnsemble, Categorical, PolicyDistribution, ValueBins
 from .base import CODE_SUPPLIED, LossTerms
 from .filtered import FilteredActorAgent
-from .off_policy import Judgement, Transitions
+from .off_policy import Estimates, Transitions
 from .parts import PlainValues, RandomSubset
 
 
@@ -145,11 +145,11 @@ class MultiTaskAgent(FilteredActorAgent):
         of_policy = self.policy_values(critics, state, policy, num_samples)
         return of_policy, self.recorded_values(critics, state, actions)
 
-    def judge(self, transitions: Transitions) -> Judgement:
+    def estimate(self, transitions: Transitions) -> Estimates:
         logits = self.critics(transitions.current.state, transitions.recorded).squeeze(2)
         q, advantages = self._advantages(transitions, self.policies(self.actor, transitions.current), logits)
-        v = q.mean(2) - advantages * self.reward_multiplier
-        return Judgement(q, v, advantages, self.filter_weights(advantages))
+        q = q / self.reward_multiplier
+        return Estimates(q, q.mean(2) - advantages, advantages, self.filter_weights(advantages))
 
     def _expected(self, critics: Any, state: Tensor, policy: PolicyDistribution, num_samples: int) -> Tensor:
         """(B, L, C, G, 1) expected values of the policy: exact for a few discrete actions, else sampled."""

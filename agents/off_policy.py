@@ -88,16 +88,13 @@ class Values:
     discounts: Tensor
 
 
-class Judgement(NamedTuple):
-    """Parts of `Values` in the units of the losses: q and v are times the reward multiplier.
+class Estimates(NamedTuple):
+    """What an agent computes for `Values`, in environment units; q is that of each critic."""
 
-    q (B, L, C, G, 1), v (B, L, G, 1), advantages (B, L, G, 1), filter_weights (B, L, G, 1) or None.
-    """
-
-    q: Tensor
-    v: Tensor
-    advantages: Tensor
-    filter_weights: Tensor | None = None
+    q: Tensor  # (B, L, C, G, 1)
+    v: Tensor  # (B, L, G, 1)
+    advantages: Tensor  # (B, L, G, 1)
+    filter_weights: Tensor | None = None  # (B, L, G, 1)
 
 
 class OffPolicyAgent(BaseAgent, ABC):
@@ -260,7 +257,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         if isinstance(policy, Categorical):
             return expectation(self.all_values(critics, state), policy.probs)
         num_samples = num_samples or self.num_actions_for_value_in_critic_loss
-        return self.own_values(critics, state, self.draw(policy, num_samples))
+        return self.values_of_own_discount(critics, state, self.draw(policy, num_samples))
 
     @staticmethod
     def draw(policy: PolicyDistribution, num_samples: int) -> Tensor:
@@ -268,7 +265,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         actions = torch.stack([policy.sample() for _ in range(num_samples)])
         return actions if policy.is_bounded else actions.clamp(-1.0, 1.0)
 
-    def own_values(self, critics: Any, state: Tensor, actions: Tensor) -> Tensor:
+    def values_of_own_discount(self, critics: Any, state: Tensor, actions: Tensor) -> Tensor:
         """Values (B, L, C, G, 1) of actions (K, B, L, G, A): means over K, each for its discount."""
         if self.critics.reads_discount and not self.values.mixes_discounts:
             by_timestep = rearrange(actions, "k b l g a -> b l k g a")
@@ -311,19 +308,23 @@ class OffPolicyAgent(BaseAgent, ABC):
         was_training = self.training
         self.eval()
         try:
-            q, v, advantages, weights = self.judge(self.transitions(batch))
+            q, v, advantages, weights = self.estimate(self.transitions(batch))
         finally:
             self.train(was_training)
-        q, v = q / self.reward_multiplier, v / self.reward_multiplier
         deviation = q.std(2, correction=int(q.shape[2] > 1))
         return Values(q.mean(2), v, advantages, weights, deviation, batch.mask, self.discounts)
 
-    def judge(self, transitions: Transitions) -> Judgement:
+    def estimate(self, transitions: Transitions) -> Estimates:
         """Compute the estimates for `get_values`; agents with other advantages override this."""
         policy, state = self.policies(self.actor, transitions.current), transitions.current.state
         num_samples = self.num_actions_for_value_in_actor_loss
         v, q = self.values_of_both(self.critics, state, policy, transitions.recorded, num_samples)
-        return Judgement(q, v.mean(2), (q - v).mean(2) / self.reward_multiplier)
+        return self._estimates_of(q, v)
+
+    def _estimates_of(self, q: Tensor, v: Tensor) -> Estimates:
+        """Estimates from values (B, L, C, G, 1) in the units of the losses."""
+        q, v = q / self.reward_multiplier, v / self.reward_multiplier
+        return Estimates(q, v.mean(2), (q - v).mean(2))
 
     def need_gradient_of_samples(self, remedy: str) -> None:
         """Raise ValueError if samples of the policy carry no gradient; remedy: a setting that avoids that."""

@@ -127,10 +127,10 @@ class OnPolicyAgent(BaseAgent, ABC):
 
     def compile_acting(self, backend: str | Callable[..., Any] = "inductor") -> None:
         super().compile_acting(backend)
-        self._act_and_judge = torch.compile(self._act_and_judge, backend=backend)  # type: ignore[method-assign]
+        self._act_and_evaluate = torch.compile(self._act_and_evaluate, backend=backend)  # type: ignore[method-assign]
 
     @abstractmethod
-    def _act_and_judge(
+    def _act_and_evaluate(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> tuple[Tensor, Any, dict[str, Tensor]]:
         """Compute the result of `act`, as a function that torch.compile can take."""

@@ -122,7 +122,7 @@ class PPOAgent(OnPolicyAgent):
     def act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> ActOutput:
-        return ActOutput(*self._act_and_judge(obs, rl2s, time_idxs, hidden_state, sample))
+        return ActOutput(*self._act_and_evaluate(obs, rl2s, time_idxs, hidden_state, sample))
 
     def _act(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
@@ -133,7 +133,7 @@ class PPOAgent(OnPolicyAgent):
         policy = self.restrict(self.policy(state), obs)
         return self._env_actions(policy.sample() if sample else policy.mode()), (actor_memory, *others), {}
 
-    def _act_and_judge(
+    def _act_and_evaluate(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> tuple[Tensor, Any, dict[str, Tensor]]:
         models, memories, states = self._models, list(hidden_state), []

@@ -139,7 +139,7 @@ class BatchLoader:
                 self._source,
                 batch_size=None,
                 num_workers=self._num_workers,
-                collate_fn=_as_it_is,
+                collate_fn=_unchanged,
                 persistent_workers=True,
                 worker_init_fn=_leave_signals_to_the_parent,
                 # A separate generator, since drawing the workers' seeds must not change the run's random
@@ -310,7 +310,7 @@ def cut_by_length(
         yield windows[start : start + batch_size]
 
 
-def _as_it_is(block: Any) -> Any:
+def _unchanged(block: Any) -> Any:
     return block
 
 

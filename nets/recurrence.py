@@ -127,8 +127,12 @@ class _LinearRecurrence(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         decay, initial, states = ctx.saved_tensors
-        felt = _scan_back(decay, grad)
-        return (felt * _before(initial, states)).sum_to_size(decay.shape), felt, felt[:, 0] * decay[:, 0]
+        grad_inputs = _scan_back(decay, grad)
+        return (
+            (grad_inputs * _before(initial, states)).sum_to_size(decay.shape),
+            grad_inputs,
+            grad_inputs[:, 0] * decay[:, 0],
+        )
 
 
 @in_full_precision
@@ -179,12 +183,12 @@ class _RotatingRecurrence(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         decay, angle, initial, kept, states = ctx.saved_tensors
-        felt = _scan_back(kept * decay, grad, angle)
-        (x, y), (u, v) = _before(initial, states).unbind(-2), (felt * kept).unbind(-2)
+        grad_inputs = _scan_back(kept * decay, grad, angle)
+        (x, y), (u, v) = _before(initial, states).unbind(-2), (grad_inputs * kept).unbind(-2)
         of_factor = torch.stack([torch.addcmul(x * u, y, v), torch.addcmul(x * v, y, u, value=-1)], dim=-2)
         of_factor = complex_product(of_factor.sum((0, 1)), angle.cos(), -angle.sin())
-        of_initial = complex_product(felt[:, 0] * kept[:, 0] * decay, angle.cos(), -angle.sin())
-        return of_factor[0], of_factor[1] * decay, felt, of_initial, None
+        of_initial = complex_product(grad_inputs[:, 0] * kept[:, 0] * decay, angle.cos(), -angle.sin())
+        return of_factor[0], of_factor[1] * decay, grad_inputs, of_initial, None
 
 
 @in_full_precision

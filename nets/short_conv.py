@@ -30,9 +30,9 @@ class _Convolution(torch.autograd.Function):
         of_padded, of_weight, reach = torch.zeros_like(padded), torch.empty_like(weight), len(weight) - 1
         for lag in range(reach + 1):
             seen = slice(reach - lag, padded.shape[1] - lag)
-            felt = grad if age is None or lag == 0 else grad * (age >= lag)
-            of_padded[:, seen].addcmul_(felt, weight[-1 - lag])
-            of_weight[-1 - lag] = (felt * padded[:, seen]).sum((0, 1))
+            grad_inputs = grad if age is None or lag == 0 else grad * (age >= lag)
+            of_padded[:, seen].addcmul_(grad_inputs, weight[-1 - lag])
+            of_weight[-1 - lag] = (grad_inputs * padded[:, seen]).sum((0, 1))
         return of_padded, of_weight, grad.sum((0, 1)), None
 
 

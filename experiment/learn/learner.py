@@ -257,7 +257,7 @@ class Learner:
         micro_batches: Sequence[AnyBatch],
         log_step: bool = False,
         before_step: BeforeStep | None = None,
-        looks: bool = False,
+        checks_finite: bool = False,
     ) -> dict[str, Tensor]:
         """One optimizer step on all micro-batches together; returns scalar tensors by name.
 
@@ -272,10 +272,11 @@ class Learner:
 
         before_step: called once the gradients are computed, with the results of compute_loss. False leaves
             the weights as they are (`was_vetoed`). All processes have to answer alike.
-        looks: whether to check that losses and gradients are finite; with log_step this is always done.
+        checks_finite: check that losses and gradients are finite; with log_step this is always done.
         Raises: FloatingPointError if they are not finite, before anything is updated; see `on_nan`.
         """
-        looks = (looks or log_step or self.on_nan == "stop_at_once") and not self.skips_updates
+        checks_finite = checks_finite or log_step or self.on_nan == "stop_at_once"
+        checks_finite = checks_finite and not self.skips_updates
         start_s = time.perf_counter()
         batches = [batch.to(self.accelerator.device) for batch in micro_batches]
         shares, found, losses = self._shares_ahead(batches), [], []
@@ -287,7 +288,7 @@ class Learner:
                     shares = self._shares([self._mask_sizes(batch, found[0])])
                 losses.append(self.weighted(found[-1], shares[i]))
                 self.accelerator.backward(losses[-1]["Loss"])
-        if looks:
+        if checks_finite:
             self._check_losses(found, _sum([one["Loss"].detach() for one in losses]), batches)
         if self._is_new:
             self._check_gradients()
@@ -297,7 +298,7 @@ class Learner:
         if self.was_vetoed:
             self.optimizer.zero_grad()
         else:
-            grad_norms = self._step(log_step, batches if looks else None)
+            grad_norms = self._step(log_step, batches if checks_finite else None)
         if self.skipped_updates == skipped_before:
             for batch, one in zip(batches, found, strict=True):
                 self._report(batch, one)
@@ -362,17 +363,17 @@ class Learner:
         masks = [*_MASKS, *map(_EXTRA_MASK.format, self.extra_loss_weights)]
         return torch.stack([found.get(name, batch.mask).sum() for name in masks])
 
-    def _step(self, log_step: bool, looks_at: Sequence[AnyBatch] | None) -> dict[str, Tensor]:
+    def _step(self, log_step: bool, checked: Sequence[AnyBatch] | None) -> dict[str, Tensor]:
         """Clip the gradients and update the weights, if allowed; returns norms before clipping.
 
-        log_step: add the norms of the agent's parts. looks_at: the batches of the gradients, which must be
+        log_step: add the norms of the agent's parts. checked: the batches of the gradients, which must be
         finite; None skips that check.
         """
         for call in self.before_clipping:
             call()
         # Clipping by a norm that is NaN would make every gradient NaN.
-        if looks_at is not None and (bad := bad_gradients(self.agent)):
-            self._stop([f"the losses are finite, but not the gradient of {named(bad)}"], looks_at)
+        if checked is not None and (bad := bad_gradients(self.agent)):
+            self._stop([f"the losses are finite, but not the gradient of {named(bad)}"], checked)
         grad_norm: Tensor | None = self.accelerator.clip_grad_norm_(self._params, self.grad_clip)
         norms = {} if grad_norm is None else {"grad_norm": grad_norm.detach()}
         if log_step and grad_norm is not None:  # the fp16 scaler has released the gradients by now
@@ -380,8 +381,8 @@ class Learner:
             norms |= {name: norm * undo for name, norm in grad_norms(self.agent).items()}
         # The check follows the average over processes, so that all processes decide alike. A loss scaler
         # checks by itself, and lowers its scale only within the optimizer's step.
-        judges = self.on_nan == "skip" and self.accelerator.scaler is None
-        if judges and grad_norm is not None and not bool(torch.isfinite(grad_norm)):
+        decides_skip = self.on_nan == "skip" and self.accelerator.scaler is None
+        if decides_skip and grad_norm is not None and not bool(torch.isfinite(grad_norm)):
             self._skip_update()
             return norms
         factor = warmup_factor(self.gradient_steps, self.lr_warmup_steps) * self.lr_scale

@@ -380,7 +380,7 @@ class PPOLearner(Trainer):
                 batches,
                 with_metrics,
                 lambda found: self._may_step(found, batches),
-                looks=not self._kls,  # only at the first minibatch of a rollout
+                checks_finite=not self._kls,  # only at the first minibatch of a rollout
             )
         )
 

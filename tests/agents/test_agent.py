@@ -294,10 +294,10 @@ def test_values_of_actions_for_their_own_discount_are_among_those_for_all(
 ) -> None:
     agent = make_agent(BOX, training_discounts=(0.9, 0.1))
     state, actions = torch.randn(3, 5, agent.state_dim), torch.rand(2, 3, 5, 3, 2) * 2 - 1  # 2 samples
-    own = agent.own_values(agent.critics, state, actions)
+    own = agent.values_of_own_discount(agent.critics, state, actions)
     assert own.shape == (3, 5, 4, 3, 1)
     monkeypatch.setattr(type(agent.values), "mixes_discounts", True)
-    torch.testing.assert_close(agent.own_values(agent.critics, state, actions), own)
+    torch.testing.assert_close(agent.values_of_own_discount(agent.critics, state, actions), own)
 
 
 def test_target_networks_follow_after_the_step_at_rate_tau() -> None:
