@@ -28,7 +28,7 @@ from ..nets import (
 from ..nets.images import say_once
 from ..nets.mlp import RMSNorm
 from .policies import ActionMask, distribution_for
-from .sequence_model import SequenceModel
+from .sequence_model import SequenceModel, build_encoders
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,9 @@ class BaseAgent(nn.Module, ABC):
             )
         self.actor_obs_keys = tuple(pass_obs_keys_to_actor or ())
         self._actor_obs_dim = _width_of(obs_space, self.actor_obs_keys, f"{name}.pass_obs_keys_to_actor")
-        self.tstep_encoder = tstep_encoder_type(obs_space, 1 + self.action_dim)
-        self.traj_encoder = traj_encoder_type(self.tstep_encoder.emb_dim, max_seq_len)
+        self.tstep_encoder, self.traj_encoder = build_encoders(
+            tstep_encoder_type, traj_encoder_type, obs_space, 1 + self.action_dim, max_seq_len
+        )
         self.timestep_norm = RMSNorm(self.tstep_encoder.emb_dim) if pass_timestep_to_heads else None
         # The keys are prefixes of exported hidden states. The policy reads the first model. A hidden state of
         # the agent is a tuple with the state of each model.

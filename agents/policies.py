@@ -111,8 +111,9 @@ class ActionMask:
         space = obs_space.spaces.get(key)
         fits = isinstance(space, spaces.Box | spaces.MultiBinary) and prod(space.shape) == sum(nvec)
         if not fits:
+            found = "not an observation of" if space is None else f"{space} in"
             raise ValueError(
-                f"{setting} is {key!r}, which is {space} in this environment, but a mask of {action_space} "
+                f"{setting} is {key!r}, which is {found} this environment, but a mask of {action_space} "
                 f"is a MultiBinary or Box with {sum(nvec)} entries (the masks of all factors, "
                 f"concatenated). Fix: name one of the observations {sorted(obs_space.spaces)} that is such "
                 f"a mask{_if_made_one(action_space)}."

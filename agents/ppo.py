@@ -26,7 +26,7 @@ from .imitation import Demonstrations, imitation_loss
 from .on_policy import Evaluation, OnPolicyAgent
 from .policies import ActionMask
 from .ppo_loss import PPOLoss, kl_estimate, policy_metrics, value_metrics
-from .sequence_model import SequenceModel
+from .sequence_model import SequenceModel, build_encoders
 
 _VALUE_NORMS = ("none", "running", "popart")
 
@@ -100,8 +100,9 @@ class PPOAgent(OnPolicyAgent):
         if isinstance(action_space, spaces.MultiDiscrete):
             self.factor_sizes = action_space.nvec.tolist()
         if not share_encoder:
-            self.critic_tstep_encoder = tstep_encoder_type(critic_space, 1 + self.action_dim)
-            self.critic_traj_encoder = traj_encoder_type(self.critic_tstep_encoder.emb_dim, max_seq_len)
+            self.critic_tstep_encoder, self.critic_traj_encoder = build_encoders(
+                tstep_encoder_type, traj_encoder_type, critic_space, 1 + self.action_dim, max_seq_len
+            )
             critic = SequenceModel(self.critic_tstep_encoder, self.critic_traj_encoder)
             self.sequence_models = {"actor.": self.sequence_models[""], "critic.": critic}
         self.policy_head = policy_head_type(self.actor_dim, self.action_dim, self.distribution)
@@ -204,6 +205,11 @@ class PPOAgent(OnPolicyAgent):
         """
         return {}
 
+    def on_checkpoint_loaded(self, is_resume: bool) -> None:
+        norm = self.value_norm
+        if not norm.enabled and (norm.mean.item(), norm.var.item()) != (0.0, 1.0):
+            norm.fold_into(_output_layer(self.value_head))  # the run had another value_norm before
+
     def update_values_statistics(self, returns: Tensor, mask: Tensor) -> None:
         self.value_norm.gather(returns, mask)
         self.value_norm.move(_output_layer(self.value_head) if self.rescales_output else None)
@@ -282,6 +288,6 @@ def _output_layer(head: nn.Module) -> nn.Linear:
     if not layers or layers[-1].bias is None:
         raise ValueError(
             f"{type(head).__name__} does not end in a linear layer with bias and a single output, which "
-            "PPOAgent.value_norm = 'popart' has to rescale. Fix: bind PPOAgent.value_norm = 'running'."
+            "has to be rescaled for PPOAgent.value_norm. Fix: bind PPOAgent.value_norm = 'running'."
         )
     return layers[-1]

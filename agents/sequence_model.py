@@ -2,15 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from gymnasium import spaces
+from torch import Tensor, nn
 
 from ..data import Batch, RolloutBatch
 from ..nets import TrajEncoder, TstepEncoder
 from ..nets.mlp import RMSNorm
+
+
+def build_encoders(
+    tstep_encoder_type: Callable[..., TstepEncoder],
+    traj_encoder_type: Callable[..., TrajEncoder],
+    obs_space: spaces.Dict,
+    rl2_dim: int,
+    max_seq_len: int,
+) -> tuple[TstepEncoder, TrajEncoder]:
+    """Build a timestep encoder, and a trajectory encoder for its output.
+
+    Raises: TypeError for a type that does not build such an encoder.
+    """
+    _check_type("tstep_encoder_type", tstep_encoder_type, TstepEncoder)
+    _check_type("traj_encoder_type", traj_encoder_type, TrajEncoder)
+    tstep_encoder = tstep_encoder_type(obs_space, rl2_dim)
+    return tstep_encoder, traj_encoder_type(tstep_encoder.emb_dim, max_seq_len)
+
+
+def _check_type(setting: str, given: Any, base: type) -> None:
+    kind = given
+    while isinstance(kind, partial):
+        kind = kind.func
+    if not callable(kind) or isinstance(kind, nn.Module):
+        found = repr(given) if isinstance(given, str) else f"an object of class {type(given).__name__}"
+    elif isinstance(kind, type) and not issubclass(kind, base):
+        found = f"{kind.__name__}, which does not derive from {base.__name__}"
+    else:
+        return
+    raise TypeError(
+        f"Experiment.{setting} is {found}, but must be a class that derives from "
+        f"loxodon.nets.{base.__name__}, or a functools.partial of one. Fix: pass the class itself; in gin, "
+        "write @ and its name."
+    )
 
 
 @dataclass(frozen=True)

@@ -237,7 +237,8 @@ def resolve_env(make_env: EnvSpec | str | Callable[..., Any]) -> EnvSpec:
     if isinstance(make_env, (gym.Env, gym.vector.VectorEnv)):
         name = type(make_env.unwrapped).__name__
         raise TypeError(
-            f"make_env is a single environment ({name} instance), but several are built from it. Allowed "
+            f"make_train_env or make_val_env is a single environment ({name} instance), but several are "
+            "built from it. Allowed "
             f"are an EnvSpec, an id, or a callable that creates one. Fix: in gin write @{name} without "
             "parentheses; in Python pass the class or a function."
         )

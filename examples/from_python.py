@@ -25,7 +25,6 @@ experiment = Experiment(  # type: ignore[call-arg]  # the preset has the others
 experiment.start()
 for metrics in experiment.learn_iter():  # or experiment.learn()
     if "val/return" in metrics:
-        print(
-            f"epoch {experiment.epoch:3d}  env steps {experiment.env_steps:6d}  {metrics['val/return']:6.1f}"
-        )
+        print(f"after {metrics['val/after_env_steps']:6,d} env steps  {metrics['val/return']:6.1f}")
+print(f"at the end             {experiment.last_val_metrics['val/return']:6.1f}")
 experiment.close()

@@ -51,7 +51,7 @@ from .checkpoint.store import CheckpointManager, TrainingState
 from .collect import Collector, RolloutGroup, StageTimer, build
 from .collect.build import MakeEnv
 from .config.hash import config_hash
-from .config.load import starts_from_recommended
+from .config.load import number_loaded, starts_from_recommended, unused_settings
 from .contracts import Progress, Role, RunContext, Stateful, Trainer
 from .evaluation import Evaluator
 from .fleet import Membership, ReplayRatio
@@ -106,6 +106,7 @@ class Experiment(Settings):
     def __post_init__(self) -> None:
         """Check the settings and set up Accelerate; nothing is built and nothing is written yet."""
         check_settings(self)
+        self._number_loaded = number_loaded()
         if self.test_run:
             shrink(self)
         choose_threads(self.torch_threads)
@@ -195,6 +196,11 @@ class Experiment(Settings):
 
     def start(self) -> None:
         """Build everything, in dependency order."""
+        if self._number_loaded != number_loaded():
+            raise ValueError(
+                "load_config was called again after this Experiment was made, so its parts would get the "
+                "settings of another config. Fix: call start() before the next load_config."
+            )
         with self.fleet.joining(), without_foreign_exits():
             self.pace = self._make_pace()
             self._seed_process()
@@ -212,9 +218,11 @@ class Experiment(Settings):
                 "This run includes no recommended preset, so settings that it does not name have the "
                 "defaults of the code, which are AMAGO's. Fix: begin your gin file with include "
                 "'base_offpolicy.gin' (PPO: 'ppo/ppo.gin'; AMAGO itself: 'amago.gin'). In Python, call "
-                "load_config(['tmaze']), or with another preset, before Experiment(...); its arguments "
-                "override the preset (examples/from_python.py)."
+                "load_config with one of these names before Experiment(...); its arguments override the "
+                "preset (examples/from_python.py)."
             )
+        if unused := unused_settings():
+            logger.warning(unused)
         self.summary(env_summary)
 
     def _make_pace(self) -> ReplayRatio:
@@ -632,6 +640,7 @@ class Experiment(Settings):
         The values are those of logs/metrics.jsonl: numbers, texts, or None for what is not finite.
         To end early with a checkpoint, call `request_stop`. Leaving the loop without it saves nothing.
         """
+        self._check_started()
         if self._has_nothing_left():
             return
         with self.fleet.reporting(), self._training_context():
@@ -663,6 +672,11 @@ class Experiment(Settings):
                 "saved. Fix: name a metric that is logged, such as 'val/return'.",
                 self.checkpoints.best_by,
             )
+
+    def _check_started(self) -> None:
+        """Raise RuntimeError before `start`."""
+        if "artifacts" not in vars(self):
+            raise RuntimeError("This Experiment has not been started. Fix: call start() first.")
 
     def request_stop(self, reason: str = "") -> None:
         """End training after the running epoch, with a checkpoint; `learn` then returns as usual.
@@ -734,7 +748,13 @@ class Experiment(Settings):
         micro-batches or processes, each mean is weighted by its share of all unmasked entries.
         """
         with self.caster():
-            terms: LossTerms = self.model(batch, log_step)
+            terms: Any = self.model(batch, log_step)
+        if not isinstance(terms, LossTerms):
+            raise TypeError(
+                f"{type(self.policy).__name__}.forward returned a {type(terms).__name__}, but must return "
+                "LossTerms(actor (B, L, G, 1), critic (B, L, C, G, 1)), the losses of each timestep (an "
+                "OffPolicyAgent returns them from `losses`). Fix: return such an object."
+            )
         edits = self.edit_actor_mask, self.edit_critic_mask, self.edit_extra_mask
         return masked_losses(batch, terms, *edits)
 
@@ -781,6 +801,7 @@ class Experiment(Settings):
         episodes: limit on the number of episodes, shared equally by the envs.
         save_trajs_to: folder for trajectories.
         """
+        self._check_started()
         with contextlib.closing(self.make_envs(make_test_env)) as envs:
             return self._evaluate(
                 "test",
@@ -813,7 +834,8 @@ class Experiment(Settings):
             self.last_val_metrics = named
         if named:
             elapsed_s = time.perf_counter() - start_s
-            self.log(named | ({"time/val_s": elapsed_s} if kind == "val" else {}))
+            about = {"time/val_s": elapsed_s, "val/after_env_steps": self.env_steps} if kind == "val" else {}
+            self.log(named | about)
         self.hooks("on_eval_end", named)
         return named
 
@@ -955,6 +977,7 @@ class Experiment(Settings):
 
         With resume_training_state False, only the weights are loaded and the run starts at its first epoch.
         """
+        self._check_started()
         if (chosen := epoch) is None:
             chosen, problems = from_main(self.checkpoints.newest_intact_epoch, self.accelerator)
             if problems and self.ctx.is_main:

@@ -318,6 +318,11 @@ def check_settings(settings: Settings) -> None:
             check_number(name, value, whole=kind.startswith("int"), optional="None" in kind, **limits)
         elif choices:
             check_choice(name, value, choices)
+    if not callable(settings.agent_type):
+        raise TypeError(
+            f"Experiment.agent_type is {settings.agent_type!r}, but must be a class. Fix: in Python, pass "
+            "the class itself, such as PPOAgent; in gin, write @PPOAgent."
+        )
     for term, weight in settings.extra_loss_weights.items():
         check_number(f"Experiment.extra_loss_weights[{term!r}]", weight, lowest=0)
         if term in _TAKEN:

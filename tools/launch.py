@@ -91,7 +91,7 @@ def _pair(text: str) -> tuple[str, str]:
 @explained()
 def _submit(args: argparse.Namespace, parsed: argparse.Namespace, words: list[str]) -> int:
     """Submit the jobs, and print how to watch and end them; `parsed` are the options of a run in `words`."""
-    config = load_config(parsed.configs, run.overrides(parsed))
+    config = load_config(parsed.configs, run.overrides(parsed), is_complete=True)
     gin.bind_parameter("Experiment.mixed_precision", "no")  # this machine may lack a GPU; the job decides
     exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built yet
     exp.keep_pace_of_preset(is_chosen=config.is_set_by_user("Experiment.replay_ratio"))

@@ -65,7 +65,7 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
         "Episodes of an evaluation (`Experiment.val_interval`): all that began within "
         "`Experiment.val_timesteps_per_epoch` steps of their environment, each played to its end. "
         "`test/` has the same metrics of `FinalTest`.",
-        _EPISODES,
+        {**_EPISODES, "after_env_steps": "env steps of the run before the evaluation; not in `test/`"},
     ),
     "train": (
         "Means over the updates of an epoch, for off-policy agents.",

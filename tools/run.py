@@ -51,7 +51,7 @@ def main(
     def work() -> int:
         nonlocal words
         choose_device(args.device if args.seeds is None else None)  # runs of --seeds may be on other machines
-        config = load_config(args.configs, overrides(args))
+        config = load_config(args.configs, overrides(args), is_complete=True)
         if args.save_config is not None:
             _save_config(args, config)
             words = without(words, "--save-config")

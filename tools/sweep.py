@@ -282,7 +282,7 @@ def _check(parsed: argparse.Namespace, found: Mapping[str, tuple[str, Any]]) -> 
     }
     for i in range(max(len(values) for _, values in edges.values())):
         chosen = [(f"{key}={values[i % len(values)]}", typed) for typed, (key, values) in edges.items()]
-        config = load_config(parsed.configs, [*run.overrides(parsed), *chosen])
+        config = load_config(parsed.configs, [*run.overrides(parsed), *chosen], is_complete=True)
         with explained():
             name: str = Experiment().run_name  # type: ignore[call-arg]  # gin supplies the arguments
     with explained():

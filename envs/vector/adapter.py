@@ -345,6 +345,6 @@ def _check_kind(env: Any, num_specs: int) -> None:
     if num_specs not in (1, env.num_envs):
         raise ValueError(
             f"The vector environment has {env.num_envs} rows, but parallel_actors is {num_specs}. "
-            f"Fix: set Experiment.parallel_actors = {env.num_envs}, or build the environment with "
-            f"{num_specs} rows."
+            f"Fix: set Experiment.parallel_actors = {env.num_envs} (loxodon evaluate: --parallel "
+            f"{env.num_envs}), or build the environment with {num_specs} rows."
         )

@@ -207,6 +207,19 @@ class LoadedPolicy:
         return flat
 
 
+def _found_device(device: str | torch.device) -> torch.device:
+    """The device. Raises: ValueError if PyTorch does not find it on this machine."""
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:  # builds without CUDA assert
+        raise ValueError(
+            f"The device is {str(device)!r}, but PyTorch {torch.__version__} finds no such device on this "
+            f"machine ({str(error).splitlines()[0]}). Fix: use 'cpu', or install a build of PyTorch for it."
+        ) from error
+    return found
+
+
 def load_policy(
     path: str | Path,
     *,
@@ -237,7 +250,7 @@ def load_policy(
         FileNotFoundError: If there is no policy.
         TypeError: If `path` is not a path.
         ValueError: If the file is damaged, has another format, asks for something that is not allowed, or
-            lacks something that the agent needs.
+            lacks something that the agent needs; or if the device does not exist.
         ImportError: If a class that it needs is not imported and not in `trust`, or cannot be imported.
     """
     if not isinstance(path, str | os.PathLike):
@@ -265,7 +278,7 @@ def load_policy(
     trust = (trust,) if isinstance(trust, str) else trust
     agent = _build_agent(info, env_spaces, info.max_seq_len, file, weights, trust, types or {})
     fit_weights(agent, weights, file)
-    where = torch.device(device)
+    where = _found_device(device)
     agent.to(where).eval().on_checkpoint_loaded(is_resume=False)
     return LoadedPolicy(agent, info, env_spaces, device=where, sample=sample)
 

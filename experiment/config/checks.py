@@ -414,12 +414,12 @@ def _respelled(value: Any) -> Iterator[Any]:
 
 
 def missing_required(bindings: Sequence[Binding], root: Node, files: Sequence[str]) -> list[str]:
-    """Parameters without a value in configurables that references lead to from the root."""
+    """Parameters without a value in the root, if only gin calls it, and where references lead to from it."""
     texts = []
     for (scope, name), node in reach(bindings, [root]).items():
         target, bound = node.configurable, bound_in(scope, name, bindings)
         missing = [param for param in target.params if _lacks_value(node, param, bound.get(param))]
-        if not missing or name == MACRO:
+        if not missing or name == MACRO or (node is root and not root.is_called):
             continue
         scoped = f"{scope}/{name}" if scope else name
         hints = {param: target.params[param].annotation for param in missing}
@@ -473,6 +473,8 @@ def check_unused(bindings: Sequence[Binding], root: Node) -> str:
         if any(binding.param in params for params in calls) or (is_seen(binding, reached) and not is_given):
             continue
         if is_in_preset(binding) or binding in replaced or _is_default(binding, target):
+            continue
+        if target.name == root.configurable.name and not root.is_called:  # arguments may replace it
             continue
         if is_given:
             problems.append(

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import gin
 
@@ -21,6 +22,8 @@ from .reading import Binding, ConfigError, Source, raise_if_any, read_source, wi
 
 _COMMENT_COLUMN = 60
 _presets_read: set[str] = set()
+_number_loaded = 0
+_loaded: LoadedConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -84,27 +87,37 @@ class LoadedConfig:
 
 
 def load_config(
-    configs: Sequence[str | GinText],
-    overrides: Iterable[str | tuple[str, str]] = (),
+    configs: str | Sequence[str | GinText],
+    overrides: Mapping[str, Any] | Iterable[str | tuple[str, str]] = (),
     *,
     root: str = "Experiment",
+    is_complete: bool = False,
     is_ignored: Callable[[Binding], bool] = lambda _: False,
 ) -> LoadedConfig:
     """Replace gin's configuration by config files (paths or preset names), in order, and overrides on top.
 
     Args:
-        configs: paths of .gin files, names of presets, or texts.
-        overrides: `Name.param=value`, or a pair of that and the argument to name in errors.
-        root: the configurable that will be called, with only the arguments that gin supplies.
+        configs: paths of .gin files, names of presets, or texts; or a single path or name.
+        overrides: `Name.param=value`, or a pair of that and the argument to name in errors; or values by
+            `Name.param`.
+        root: the configurable that will be called.
+        is_complete: True if it will be called with only the arguments that gin supplies, so that required
+            ones have to be there.
         is_ignored: returns True for a binding to leave out.
     Raises: ConfigError, before anything is built, with all problems of all files.
     """
+    global _number_loaded, _loaded  # noqa: PLW0603 - gin's configuration is global, too
     gin.clear_config()
+    _number_loaded, _loaded = _number_loaded + 1, None
+    configs = [configs] if isinstance(configs, str) else configs
+    if isinstance(overrides, Mapping):
+        overrides = [f"{name}={value!r}" for name, value in overrides.items()]
+    overrides = [overrides] if isinstance(overrides, str) else overrides
     source = read_source(configs, [(text, text) if isinstance(text, str) else text for text in overrides])
     source.bindings = [binding for binding in source.bindings if not is_ignored(binding)]
     unknown = checks.unknown_names(source.bindings)
     bindings = checks.resolved(source.bindings)
-    start = Node(registry.find(root)[0], is_called=True)
+    start = Node(registry.find(root)[0], is_called=is_complete)
     missing = checks.missing_required(bindings, start, source.files)
     # a misspelt name is not reported as a missing value too
     raise_if_any([*unknown, *checks.wrong_types(bindings), *([] if unknown else missing)])
@@ -113,7 +126,26 @@ def load_config(
         gin.bind_parameter((b.scope, b.selector, b.param), value)
     _presets_read.clear()
     _presets_read.update(source.presets)
-    return LoadedConfig(tuple(bindings), start, source)
+    _loaded = LoadedConfig(tuple(bindings), start, source)
+    return _loaded
+
+
+def unused_settings() -> str:
+    """Text about settings that nothing has read when everything is built; "" if there are none.
+
+    Only of a config that Python code has loaded: commands raise such errors by `LoadedConfig.check_unused`.
+    """
+    if _loaded is None or _loaded.root.is_called:
+        return ""
+    try:
+        return _loaded.check_unused()
+    except ConfigError as error:
+        return str(error)
+
+
+def number_loaded() -> int:
+    """How often a config was loaded, so that a later change of gin's configuration is noticed."""
+    return _number_loaded
 
 
 def starts_from_recommended() -> bool:

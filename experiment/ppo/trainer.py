@@ -169,6 +169,12 @@ class PPOLearner(Trainer):
                 "rollout. Fix: bind PPOLearner.burn_in, PPOLearner.chunk_len or "
                 "Experiment.train_timesteps_per_epoch accordingly."
             )
+        if self.burn_in and self.agent.context_len is not None:
+            logger.warning(
+                "PPOLearner.burn_in = %d has no effect, because the memory of this agent reads its context "
+                "anyway (PPOLearner.context_mode). Fix: remove it.",
+                self.burn_in,
+            )
         most = num_envs * (-(-self.num_steps // longest) if has_memory else self.num_steps)
         if most < self.minibatches:
             raise ValueError(
@@ -265,7 +271,9 @@ class PPOLearner(Trainer):
                 "The log-probabilities of a rollout differ by up to %.3g nats from those that the same "
                 "weights give in training (rounding explains %.3g). Either the encoder computes something "
                 "else in training than in acting, or something changed in between; see "
-                "ppo/initial_logratio_abs_max and ppo/initial_kl.",
+                "ppo/initial_logratio_abs_max and ppo/initial_kl. Fix: if the encoder is your own, let "
+                "`step` compute the same as `forward`, and let nothing pass a timestep where an episode "
+                "begins; remove noise and statistics of batches.",
                 found,
                 limit,
             )

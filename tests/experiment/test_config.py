@@ -137,7 +137,7 @@ def _in_a_clean_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def load(added: str = "", *overrides: str, base: str = BASE) -> LoadedConfig:
     Path("a.gin").write_text(base + added)
-    return load_config(["a.gin"], overrides, root="CfgRun")
+    return load_config(["a.gin"], overrides, root="CfgRun", is_complete=True)
 
 
 def problem(added: str = "", *overrides: str, base: str = BASE) -> str:
@@ -411,9 +411,19 @@ def test_settings_of_a_part_that_a_later_source_replaced_are_not_an_error() -> N
     text = config.text()  # unused settings become comments
     assert text.endswith("# unused: a.gin:3: N = 2\n# unused: a.gin:5: CfgGRU.layers = 3\n")
     Path("again.gin").write_text(text)
-    again = load_config(["again.gin"], root="CfgRun")
+    again = load_config(["again.gin"], root="CfgRun", is_complete=True)
     run()
     assert again.check_unused() == ""
+
+
+def test_from_python_arguments_may_supply_what_configs_leave_out() -> None:
+    Path("a.gin").write_text(BASE.replace("CfgRun.run_name = 'a'\n", ""))
+    config = load_config("a.gin", {"CfgRun.epochs": 7, "cfg_bonus.share": 2}, root="CfgRun")
+    values = {binding.key: binding.value for binding in config.bindings}
+    assert values["CfgRun.epochs"] == 7
+    assert values["cfg_bonus.share"] == 2
+    with pytest.raises(ConfigError, match="CfgRun needs a value for"):
+        load_config("a.gin", root="CfgRun", is_complete=True)
 
 
 def test_the_printed_config_shows_settings_that_a_class_gets_from_its_base_class() -> None:

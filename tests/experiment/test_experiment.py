@@ -116,7 +116,54 @@ def test_a_run_without_a_recommended_preset_gives_a_note(
     lines = [record.getMessage() for record in caplog.records if "recommended preset" in record.getMessage()]
     assert len(lines) == says_so
     assert all("Fix: begin your gin file with include 'base_offpolicy.gin'" in line for line in lines)
-    assert all("In Python, call load_config(['tmaze'])" in line for line in lines)
+    assert all("In Python, call load_config with one of these names" in line for line in lines)
+
+
+def from_python(tmp_path: Path, **settings: Any) -> Experiment:
+    load_config("ppo/cartpole", {"SACAgent.alpha": 2.0, "Experiment.epochs": 3})
+    settings = {"ckpt_base_dir": str(tmp_path), "verbose": False, "epochs": 1, **settings}
+    return Experiment(**settings)
+
+
+def test_settings_from_python_that_nothing_reads_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    exp = from_python(tmp_path)  # an argument replaces a setting, which is not a mistake
+    exp.start()
+    exp.close()
+    assert [record.getMessage().split(": ")[1] for record in caplog.records] == [
+        "SACAgent.alpha = 2.0 is set, but nothing in this experiment uses it. Fix"
+    ]
+
+
+def test_methods_that_need_a_started_run_say_so(tmp_path: Path) -> None:
+    exp = from_python(tmp_path)
+    for call in (exp.learn, exp.load_checkpoint, lambda: exp.evaluate_test("CartPole-v1", 10)):
+        with pytest.raises(RuntimeError, match=r"not been started. Fix: call start\(\)"):
+            call()
+
+
+def test_a_config_that_was_replaced_before_the_start_is_refused(tmp_path: Path) -> None:
+    exp = from_python(tmp_path)
+    from_python(tmp_path)
+    with pytest.raises(ValueError, match=r"load_config was called again.*Fix: call start\(\) before"):
+        exp.start()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [
+        ("agent_type", "PPOAgent", r"agent_type is 'PPOAgent', but must be a class. Fix"),
+        ("tstep_encoder_type", "FFTstepEncoder", r"is 'FFTstepEncoder', but must be .*TstepEncoder.*Fix"),
+        ("traj_encoder_type", torch.nn.GRU(2, 3), r"is an object of class GRU, but must be .*Fix"),
+        ("traj_encoder_type", torch.nn.GRU, r"is GRU, which does not derive from TrajEncoder.*Fix"),
+    ],
+)
+def test_types_that_build_no_agent_or_encoder_are_refused(
+    tmp_path: Path, setting: str, value: Any, words: str
+) -> None:
+    with pytest.raises(TypeError, match=words):
+        from_python(tmp_path, **{setting: value}).start()
 
 
 def test_an_off_policy_agent_needs_a_dataset_that_stores_data(tmp_path: Path) -> None:

@@ -200,6 +200,12 @@ def own_run(policy_file: Path, tmp_path: Path) -> Path:
     return shutil.copytree(policy_file.parents[2], tmp_path / "tiny")
 
 
+def test_a_device_that_does_not_exist_is_an_error(policy_file: Path) -> None:
+    for device in ("cuda:77", "no-device"):
+        with pytest.raises(ValueError, match=rf"The device is '{device}'.* Fix: use 'cpu'"):
+            load_policy(policy_file, device=device)
+
+
 def test_an_agent_is_notified_that_its_weights_were_loaded(
     policy_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,7 +70,8 @@ class Benchmark:
     def words_of(self, task: Task) -> tuple[list[str], list[str]]:
         """Configurations and settings of a run: those of the agent have precedence over those of the task."""
         configs, settings = [*task.configs, *self.configs], [*task.settings, *self.settings]
-        load_config(configs, [(text, text) for text in (*settings, "Experiment.run_name='any'")])
+        texts = [*settings, "Experiment.run_name='any'"]
+        load_config(configs, [(text, text) for text in texts], is_complete=True)
         with explained():
             exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built
         if not exp.train_timesteps_per_epoch:
@@ -85,7 +86,8 @@ class Benchmark:
     def check(self, task: Task) -> None:
         """Build and train once with tiny numbers, so that mistakes are found before the first run."""
         configs, settings = self.words_of(task)
-        config = load_config(configs, [(text, text) for text in (*settings, "Experiment.run_name='check'")])
+        texts = [*settings, "Experiment.run_name='check'"]
+        config = load_config(configs, [(text, text) for text in texts], is_complete=True)
         with explained():
             dry_run(config)
 
