@@ -89,7 +89,7 @@ class Values:
 
 
 class Estimates(NamedTuple):
-    """What an agent computes for `Values`, in environment units; q is that of each critic."""
+    """The estimates that make up `Values`, in environment units, with q of each critic."""
 
     q: Tensor  # (B, L, C, G, 1)
     v: Tensor  # (B, L, G, 1)

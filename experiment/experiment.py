@@ -585,7 +585,7 @@ class Experiment(Settings):
             f"{torch.get_num_threads()} torch thread(s)",
             "environments": env_summary,
             "observations": observations,
-            "actions": str(self.action_space),
+            "actions": self._describe_actions(),
             "encoders": self._describe_encoders(),
             "agent": f"{type(self.policy).__name__}, {num_params:,} trainable parameters, "
             f"sequences up to {self.max_seq_len} steps",
@@ -594,6 +594,11 @@ class Experiment(Settings):
             "dataset": str(self.dataset),
         }
         return "\n".join(f"{name:>13}  {text}" for name, text in lines.items() if text)
+
+    def _describe_actions(self) -> str:
+        """The environment's actions, and those of the agent if they differ."""
+        own, given = str(self.action_space), str(self.env_spaces.action)
+        return own if own == given else f"{given}, for the agent {own}"
 
     def _describe_encoders(self) -> str:
         """Names, widths and sizes of both encoders; a user's agent may have none."""

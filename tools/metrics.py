@@ -30,7 +30,7 @@ _GRADIENTS = {
     "learning_rate": "learning rate of this update, including warm-up and schedules",
     "batch_timesteps": "transitions in the batch that count, over all processes",
     "batch_places": "size of the batch in timesteps, including padding, over all processes",
-    "batch_padded_share": "share of the batch that is padding",
+    "batch_padded_share": "share of the batch without loss: padding, and with PPO timesteps that are reread",
     "sequence_length": "length of a row of the batch, including padding",
 }
 _EPISODES = {

@@ -117,9 +117,11 @@ def test_the_samples_of_the_readme_train_together(
     code = samples("README", "python")[0].replace("epochs=40", "epochs=1")
     with gin.unlock_config():
         exec(code, {"__name__": "readme"})
-    env_steps, val_return = capsys.readouterr().out.split()[-2:]
-    assert int(env_steps) >= 0
+    *during, at_end = capsys.readouterr().out.splitlines()[-2:]
+    env_steps, val_return = during[0].split()
+    assert int(env_steps) == 0
     assert float(val_return) > 0.0
+    assert float(at_end.removeprefix("at the end ")) > 0.0
 
 
 MEASURED = {  # suite and task of each row of results in the README
