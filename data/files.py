@@ -51,15 +51,23 @@ def format_name(env_name: str, traj_id: str, unix_time: float) -> str:
     return f"{_safe_env_name(env_name)}_{traj_id}_{unix_time:.6f}.npz"
 
 
+_END_OF_TIME_S = 1e11  # in the year 5138
+
+
 @functools.lru_cache(maxsize=1024)
 def _safe_env_name(env_name: str) -> str:
     return re.sub(r"[^a-zA-Z0-9.+=,@-]", "-", env_name)[:_MAX_ENV_NAME_LENGTH] or "env"
 
 
 def parse_name(name: str) -> TrajectoryName | None:
-    """Return the parts of a trajectory's file name (without folder), or None for any other name."""
+    """Return the parts of a trajectory's file name (without folder), or None for any other name.
+
+    A time that is not in seconds would make all later files look older, so it is not a name of a trajectory.
+    """
     match = _NAME.fullmatch(name)
-    return TrajectoryName(match["env"], match["id"], float(match["time"])) if match else None
+    if match is None or (unix_time := float(match["time"])) >= _END_OF_TIME_S:
+        return None
+    return TrajectoryName(match["env"], match["id"], unix_time)
 
 
 def save_trajectory(folder: Path, traj: Trajectory, *, save_as: str, traj_id: str, unix_time: float) -> Path:

@@ -1022,7 +1022,9 @@ class Experiment(Settings):
         }
         return {name: part for name, part in parts.items() if part is not None}
 
-    def _save(self, epoch: int, *, goes_on: bool = True, is_interim: bool = False) -> Path | None:
+    def _save(
+        self, epoch: int, *, goes_on: bool = True, is_interim: bool = False, awaits_files: bool = True
+    ) -> Path | None:
         """Write the checkpoint named after `epoch`; the rollout continues as if nothing had happened.
 
         The exception is exact_resume with training envs that a checkpoint cannot hold: they are restarted.
@@ -1032,6 +1034,7 @@ class Experiment(Settings):
         goes_on: False in a process that ends now, whose envs need not be restarted.
         is_interim: True for a safeguard that stays in the run folder and is deleted once the next checkpoint
             exists.
+        awaits_files: False if trajectories cannot be written; the finished ones are then lost.
 
         Raises: OSError if it cannot be written, FloatingPointError if weights are not finite. Stored
         trajectories and earlier checkpoints stay.
@@ -1040,7 +1043,9 @@ class Experiment(Settings):
         self.begin_run()
         collector = self.collector
         restarts = self.checkpoints.exact_resume and collector is not None and not collector.is_storable
-        if collector is not None and (restarts or not self.has_dset_edit_rights):
+        if not awaits_files:
+            pass
+        elif collector is not None and (restarts or not self.has_dset_edit_rights):
             collector.flush()  # without rights, nobody sets aside files that repeat data of the checkpoint
         elif collector is not None:
             collector.wait()
@@ -1101,7 +1106,7 @@ class Experiment(Settings):
             is_cut = states["collector"]["has_begun"] and not self._restore_rollout(self.collector, state)
         self.policy.on_checkpoint_loaded(is_resume=True)
         # All parts fit. Files are touched only from here on.
-        self.checkpoints.continue_run(state.metadata["run_id"])
+        self.checkpoints.continue_run(state.metadata["run_id"], folder)
         if "dataset" in parts:
             if self.ctx.role.does_both and self.ctx.is_main and self.has_dset_edit_rights:
                 self.dataset.set_aside_newer(states["dataset"])
@@ -1209,6 +1214,8 @@ class Experiment(Settings):
         else:
             return False
         logger.info("This run has finished: %s is reached. Raise it to continue.", limit)
+        if self.ctx.role.is_learner and not self._has_published_final():
+            self.write_latest_policy(is_final=True)  # the process may have died before it did so
         self.fleet.end("finished")
         return True
 
@@ -1252,6 +1259,13 @@ class Experiment(Settings):
         except (ValueError, OSError):
             return 0
         return 0 if info is None else info.version
+
+    def _has_published_final(self) -> bool:
+        try:
+            info = from_main(self.latest.poll, self.accelerator)
+        except (ValueError, OSError):
+            return False
+        return info is not None and info.is_final
 
     def _set_aside_earlier_data(self) -> None:
         """If this run starts from scratch, set aside the data of an earlier run of the same name."""
@@ -1336,11 +1350,11 @@ class Experiment(Settings):
                 "There is no published policy in %s yet; acting with untrained weights.",
                 self.checkpoints.root,
             )
-        if info is not None and info.is_final and before is None:
-            logger.warning("The learner of this run had already finished; collecting with its final policy.")
         # Only a learner that was at work meanwhile ends this process too.
-        is_news = info is not None and info.is_final and before is not None and before != info
-        return self.ctx.any(is_news and self.ctx.role.is_actor)
+        is_over = info is not None and info.is_final and before is not None and before != info
+        if info is not None and info.is_final and before is None and self.ctx.role.is_actor:
+            is_over = not self.pace.is_continued()
+        return self.ctx.any(is_over and self.ctx.role.is_actor)
 
     def _policy_age(self) -> dict[str, float]:
         """Policy that an actor acted with and its age; empty if the process follows no learner."""
@@ -1492,21 +1506,23 @@ class Experiment(Settings):
         is_alone = self.accelerator.num_processes == 1  # a launcher would treat the exit status as a failure
         raise Stopped(INTERRUPTED if is_alone and name == "SIGINT" else 0)
 
-    def _save_running_epoch(self) -> Path | None:
-        """Save in the middle of an epoch.
+    def _save_running_epoch(self, *, awaits_files: bool = True) -> Path | None:
+        """Save in the middle of an epoch; see `_save`.
 
         The epoch is repeated on resume, and the checkpoint has its number. After the last epoch only the
         final evaluation is left to repeat.
         """
         epoch = max(min(self.epoch, self.epochs - 1), 0)
-        return self._save(epoch, goes_on=False)
+        return self._save(epoch, goes_on=False, awaits_files=awaits_files)
 
     @contextlib.contextmanager
     def _save_on_error(self) -> Iterator[None]:
         """When an error ends the run, save its state, if that is sound, and print how to continue."""
         try:
             yield
-        except (Exception, KeyboardInterrupt) as error:
+        except (GeneratorExit, SystemExit):
+            raise
+        except BaseException as error:  # environments in other languages raise kinds of their own
             is_abort = isinstance(error, Aborted)
             progress = self.ctx.progress
             if self.ctx.role.does_both:
@@ -1531,6 +1547,9 @@ class Experiment(Settings):
                 return f"saved {self._save_running_epoch()}. {go_on}"
             except Exception as second:  # the first error is the one to raise
                 problem = f"{type(second).__name__}: {second}"
+            with contextlib.suppress(Exception):
+                folder = self._save_running_epoch(awaits_files=False)
+                return f"saved {folder}, but not the newest trajectories ({problem}). {go_on}"
         epochs = self.checkpoints.complete_epochs()
         newest = (
             f"The newest checkpoint is of epoch {epochs[-1]}. {go_on}"

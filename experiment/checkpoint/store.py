@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import re
 import shutil
@@ -41,6 +42,7 @@ from ..artifacts.stores import CONTENT, POLICY, STATE
 from ..process.files import fsync, json_object, parse_json, remove_left_over, write_text
 from .policy_file import PolicyInfo, plain_tensors, policy_header, write_policy
 
+logger = logging.getLogger("loxodon")
 FORMAT_VERSION = 8  # version of training states
 MARKER = "COMPLETE"
 _SHARED = "shared.pt"
@@ -122,6 +124,7 @@ class CheckpointManager:
         self.facts = facts
         self.run_id: str | None = None
         self.has_begun = False
+        self._resumed_at: int | None = None  # epoch of the loaded checkpoint, until the run has begun
         self.states_dir = self.root / "training_states"
         self.weights_dir = self.root / "policy_weights"
         self.latest_path = self.root / "latest" / "policy.safetensors"
@@ -167,6 +170,7 @@ class CheckpointManager:
             return None
         is_fresh, found = self.run_id is None, self._run_on_disk()
         self.run_id = self.run_id or uuid.uuid4().hex
+        self._set_aside_later()
         has_files = any(folder.is_dir() and any(folder.iterdir()) for folder in self._folders)
         if not has_files or not (is_fresh or found not in (None, self.run_id)):
             return None
@@ -181,9 +185,35 @@ class CheckpointManager:
         self.make_folders(clean=False)
         return old
 
-    def continue_run(self, run_id: str | None) -> None:
-        """Become the run of a checkpoint that was loaded; None for a new one."""
+    def continue_run(self, run_id: str | None, folder: Path) -> None:
+        """Become the run of the checkpoint that was loaded from a folder; None begins a new run."""
         self.run_id, self.has_begun = run_id, False
+        own = {path.resolve(): epoch for epoch, path in self._states().items()}
+        self._resumed_at = None if run_id is None else own.get(folder.resolve())
+
+    def _set_aside_later(self) -> None:
+        """Move training states after the loaded one to `superseded/`.
+
+        They are damaged, or of a course that the run has left. Otherwise the next resumption would continue
+        from there, and `prune` would keep them instead of newer ones.
+        """
+        epoch, self._resumed_at = self._resumed_at, None
+        later = [path for number, path in self._states().items() if epoch is not None and number > epoch]
+        for path in later:
+            place = self.states_dir / "superseded" / path.name
+            place.parent.mkdir(exist_ok=True)
+            number = 1
+            while place.exists():
+                place, number = place.with_name(f"{path.name}_old{number}"), number + 1
+            path.rename(place)
+        if later:
+            logger.info(
+                "%d training states after epoch %d are now in %s, because the run continues from there. They "
+                "may be deleted.",
+                len(later),
+                epoch,
+                self.states_dir / "superseded",
+            )
 
     def _run_on_disk(self) -> str | None:
         return json_object(self.versions_path).get("run_id")
@@ -218,6 +248,12 @@ class CheckpointManager:
         if not epochs:
             old = sorted(path.name for path in self.root.parent.glob("ckpts_old*"))
             earlier = f" (checkpoints of previous runs are in {', '.join(old)})" if old else ""
+            if others := sorted(marker.parent.name for marker in self.states_dir.glob(f"*_epoch_*/{MARKER}")):
+                raise FileNotFoundError(
+                    f"{self.states_dir} has only checkpoints of another run than {self.versions_path} names: "
+                    f"{', '.join(others)}. Fix: copy the versions.json of that run too, or name one of them "
+                    "in Experiment.restore_from."
+                )
             raise FileNotFoundError(
                 f"{self.states_dir} has no complete checkpoint{earlier}. Fix: start without --resume, or "
                 "check that run_name and ckpt_base_dir are those of the run to continue."
@@ -265,6 +301,8 @@ class CheckpointManager:
         tensors = plain_tensors(model)
         own = {"format_version": FORMAT_VERSION, "run_id": self.run_id, "best_by": self.best_by}
         with self._saving(epoch) as temp:
+            if not metadata.get("is_interim"):
+                write_policy(self.weights_dir / f"policy_epoch_{epoch}.safetensors", tensors, header)
             save_file(tensors, temp / "model.safetensors", metadata=header)
             write_values(temp / _SHARED, shared)
             (temp / "metadata.json").write_text(json.dumps({**metadata, **own}, indent=1))
@@ -279,9 +317,6 @@ class CheckpointManager:
             temp.rename(final)
             fsync(self.states_dir)
             shutil.rmtree(replaced, ignore_errors=True)
-        if not metadata.get("is_interim"):
-            path = self.weights_dir / f"policy_epoch_{epoch}.safetensors"
-            write_policy(path, tensors, header)
         return final
 
     def prune(self) -> None:

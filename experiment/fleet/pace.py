@@ -41,6 +41,7 @@ WAIT_S = 0.2  # interval between two checks by a process that waits
 POLL_S = 0.5  # longest time between two reads of the learner's report by an actor
 MIN_POLL_GAP_S = 0.05  # shortest time between two of them
 REMIND_S = 30.0
+CONTINUE_S = 60.0  # time for which an actor of a finished run waits for its continuation
 SILENT_S = 8.0  # time without a learner after which an actor reports it
 _logger = logging.getLogger("loxodon")
 
@@ -286,9 +287,10 @@ class ReplayRatio:
         0 means that env steps are far ahead of updates. The remaining steps are shared by the actors at work,
         so their speed between two checks does not matter.
 
-        Before training, actors wait once they have taken `start_after` steps, unless the learner still lacks
-        data. There is no waiting before a learner starts, nor after it has finished. Actors do wait for a
-        dead learner: it is expected to restart, and is already behind.
+        Before training, actors wait once they have taken `start_after` steps. They never wait for a learner
+        that lacks data; after a resumption, too, the trajectories may be gone. There is no waiting before a
+        learner starts, nor after it has finished. Actors do wait for a dead learner: it is expected to
+        restart, and is already behind.
         """
         pace = read_pace(self.ctx.run_dir)
         self._warn_without_learner(pace)
@@ -296,9 +298,9 @@ class ReplayRatio:
             return math.inf
         learner, is_counted = pace.learner, self.process_id in pace.counted
         env_steps = pace.env_steps - pace.counted.get(self.process_id, 0) + self.env_steps
+        if learner.note == NO_DATA:
+            return math.inf
         if learner.began_env_steps is None or learner.began_updates is None:
-            if learner.note == NO_DATA:
-                return math.inf
             left = max(0, self.start_after - env_steps)
         else:
             updates = learner.gradient_steps - learner.began_updates
@@ -306,6 +308,26 @@ class ReplayRatio:
         if not left:
             self._report_waiting(ratio, learner)
         return min(left, max(1, left // max(1, pace.num_actors + (not is_counted))))
+
+    def is_continued(self) -> bool:
+        """Wait a minute for a learner that continues a finished run; False if none does.
+
+        Actors may be started before the learner that continues a run with more epochs. Without one, nobody
+        would use or delete what they collect.
+        """
+        end_s = time.monotonic() + CONTINUE_S
+        while (pace := read_pace(self.ctx.run_dir)) is not None and pace.learner.state == "finished":
+            if self.ctx.stop.requested() or time.monotonic() >= end_s:
+                return False
+            if not self._has_reported_waiting:
+                self._has_reported_waiting = True
+                self.ctx.status.state("waiting", "for a learner that continues the finished run")
+                self.ctx.console.say(
+                    f"The learner of this run has finished. This actor ends in {CONTINUE_S:g} s unless a "
+                    "learner continues the run (--resume with more epochs)."
+                )
+            time.sleep(WAIT_S)
+        return True
 
     def _report_waiting(self, ratio: Ratio, learner: Heartbeat) -> None:
         note = "for the learner's updates" if learner.is_alive else "for the learner, which is not running"

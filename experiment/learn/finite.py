@@ -15,6 +15,9 @@ from ...data import Batch
 from ...nets import RunningStatistics
 from ..process.files import atomic_write
 
+HUGE_REWARD = 1e17
+"""Squares of returns of such rewards exceed float32."""
+
 
 def bad_losses(found: Mapping[str, Any], names: Mapping[str, str], agent: nn.Module) -> list[str]:
     """One clause for each loss term of a batch that is not finite.
@@ -55,6 +58,11 @@ def bad_fields(batch: Any) -> list[str]:
         for name, x in _named_tensors(batch)
         if x.is_floating_point() and not torch.isfinite(x).all()
     ]
+
+
+def largest_reward(batch: Any) -> float:
+    """The largest absolute reward of a batch of trajectories; 0 for other batches."""
+    return float(batch.rews.abs().max()) if isinstance(batch, Batch) and batch.rews.numel() else 0.0
 
 
 def _named_tensors(batch: Any) -> Iterator[tuple[str, Tensor]]:

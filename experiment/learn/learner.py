@@ -26,7 +26,17 @@ from ..collect import StageTimer
 from ..contracts import Progress
 from ..process.distributed import any_process, merge_metrics
 from ..process.rng import isolated_rng
-from .finite import bad_fields, bad_gradients, bad_losses, bad_weights, named, plain, save_batches
+from .finite import (
+    HUGE_REWARD,
+    bad_fields,
+    bad_gradients,
+    bad_losses,
+    bad_weights,
+    largest_reward,
+    named,
+    plain,
+    save_batches,
+)
 from .optimizer import check_same_groups, warmup_factor
 
 logger = logging.getLogger("loxodon")
@@ -417,7 +427,11 @@ class Learner:
         """
         self._skip_update()
         fields = _numbered([bad_fields(plain(batch)) for batch in batches])
-        if fields:
+        reward = max(largest_reward(plain(batch)) for batch in batches)
+        if not fields and reward > HUGE_REWARD:
+            fields = [f"the largest reward is {reward:.3g}, whose square is not finite"]
+            fix = "scale the rewards of the environment down"
+        elif fields:
             fix = "correct the environment, or the data (`loxodon data check` finds broken files)"
         elif not self.is_sound():
             fix = _FIND_FIRST

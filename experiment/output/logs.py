@@ -79,6 +79,7 @@ class MetricLogger:
         if not self._is_open:
             self._open()
         record = {key: to_plain(value) for key, value in {**axes, **metrics}.items()}
+        self.path.parent.mkdir(parents=True, exist_ok=True)  # the folder may have been deleted
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         numbers = {k: v for k, v in record.items() if isinstance(v, int | float) and k not in axes}
@@ -130,7 +131,7 @@ class MetricLogger:
             if self._resume_at is None:
                 _set_aside(self.path)
             else:
-                os.truncate(self.path, min(self._resume_at, self.path.stat().st_size))
+                _cut(self.path, self._resume_at)
         self._is_open = True
         if self._wants_tensorboard and importlib.util.find_spec("tensorboard") is None:
             logger.info(
@@ -147,7 +148,9 @@ class MetricLogger:
 
     def state_dict(self) -> dict[str, Any]:
         """Positions in the JSONL file and the wandb run, so that a resumed run continues both."""
-        size = self.path.stat().st_size if self._is_open else (self._resume_at or 0)
+        size = self._resume_at or 0
+        if self._is_open:
+            size = self.path.stat().st_size if self.path.exists() else 0
         return {"metrics_bytes": size, "num_records": self._num_records, "wandb_id": self._wandb_id}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -168,6 +171,13 @@ class MetricLogger:
             close_each([("TensorBoard writer", tensorboard.close)])
         if wandb_run is not None:
             close_each([("Weights & Biases run", wandb_run.finish)])
+
+
+def _cut(path: Path, num_bytes: int) -> None:
+    """Shorten a file of records; one that a power cut has shortened further ends with a whole record."""
+    with path.open("r+b") as file:
+        kept = file.read(num_bytes)
+        file.truncate(kept.rfind(b"\n") + 1)
 
 
 def _set_aside(path: Path) -> None:
