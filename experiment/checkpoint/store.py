@@ -87,7 +87,8 @@ class CheckpointManager:
             running epoch ends with one, which is deleted when the next is written. None writes no such
             checkpoints.
         exact_resume: if the training environments are not stored, begin new episodes at every checkpoint. A
-            run that was killed and resumed then equals an uninterrupted one, to the last bit. The price:
+            run that was killed and resumed then equals an uninterrupted one, to the last bit, unless
+            trajectory files were deleted since the checkpoint (`DiskTrajDataset.dset_max_size`). The price:
             every running episode is cut, and none that is longer than Experiment.ckpt_interval epochs ever
             ends.
 

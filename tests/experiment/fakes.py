@@ -225,7 +225,7 @@ def run(experiment: Experiment, prepare: Callable[[Experiment], Any] | None = No
     return experiment
 
 
-class KilledError(BaseException):
+class KilledError(GeneratorExit):
     """Simulates the death of the process, which saves nothing."""
 
 

@@ -274,6 +274,33 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_one_warning(
             exp.load_checkpoint()
 
 
+def test_states_after_the_loaded_one_are_set_aside_when_the_run_goes_another_way(tmp_path: Path) -> None:
+    run(make_experiment(tmp_path, epochs=4))
+    settings: dict[str, Any] = {"epochs": 3, "ckpt_interval": 1, "CheckpointManager.keep": 1}
+    exp = make_experiment(tmp_path, **settings)
+    exp.start()
+    exp.load_checkpoint(1)
+    assert exp.checkpoints.complete_epochs() == [1, 3]  # nothing moves before the run continues
+    exp.learn()
+    exp.close()
+    assert exp.checkpoints.complete_epochs() == [2]
+    assert (exp.checkpoints.states_dir / "superseded" / "tiny_epoch_3" / MARKER).is_file()
+    again = make_experiment(tmp_path, **settings)
+    again.start()
+    assert again.load_checkpoint() == 3
+    again.close()
+
+
+def test_checkpoints_of_another_run_are_named_when_there_are_no_others(tmp_path: Path) -> None:
+    exp = run(make_experiment(tmp_path))
+    facts = json.loads(exp.checkpoints.versions_path.read_text())
+    exp.checkpoints.versions_path.write_text(json.dumps({**facts, "run_id": "other"}))
+    later = started(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"only checkpoints of another run.*tiny_epoch_1\. Fix: copy"):
+        later.load_checkpoint()
+    later.close()
+
+
 def test_a_save_interrupted_between_its_two_renames_is_finished(four_epochs: Experiment) -> None:
     checkpoints = four_epochs.checkpoints
     final = checkpoints.state_dir(3)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,27 @@ def test_a_new_run_of_the_same_name_keeps_the_old_records_apart(tmp_path: Path) 
         logger.close()
     assert [record["a"] for record in lines(logger)] == [2]
     assert "1" in (tmp_path / "logs" / "metrics_old1.jsonl").read_text()
+
+
+def test_records_continue_after_a_power_cut_that_shortened_the_file(tmp_path: Path) -> None:
+    logger = MetricLogger(tmp_path, tensorboard=False)
+    for value in (1, 2):
+        logger.log({"a": value}, AXES)
+    state = logger.state_dict()
+    logger.path.write_bytes(logger.path.read_bytes()[:-5])
+    resumed = MetricLogger(tmp_path, tensorboard=False)
+    resumed.load_state_dict(state)
+    resumed.log({"a": 3}, AXES)
+    assert [record["a"] for record in lines(resumed)] == [1, 3]
+
+
+def test_a_deleted_folder_of_logs_costs_only_the_records_in_it(tmp_path: Path) -> None:
+    logger = MetricLogger(tmp_path, tensorboard=False)
+    logger.log({"a": 1}, AXES)
+    shutil.rmtree(tmp_path / "logs")
+    assert logger.state_dict()["metrics_bytes"] == 0
+    logger.log({"a": 2}, AXES)
+    assert [record["a"] for record in lines(logger)] == [2]
 
 
 def test_tensorboard_files_are_written_if_it_is_installed(tmp_path: Path) -> None:

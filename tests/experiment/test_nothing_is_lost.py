@@ -254,6 +254,8 @@ def test_a_failure_stores_finished_trajectories_and_is_reported_once(
     lengths = [len(load_trajectory(path)) for path in stored]
     assert lengths.count(4) == 12  # four episodes of each of three envs ended earlier
     assert max(lengths) == 4
+    if way == "disk":  # the checkpoint is on another disk
+        assert exp.checkpoints.complete_epochs() == [0]
     with contextlib.suppress(OSError):  # the disk is still full
         exp.close()
     if way != "disk":  # steps of unfinished episodes are stored too
@@ -285,6 +287,35 @@ def test_weights_that_are_not_finite_are_not_saved(
     assert "its state could not be saved (the weights are not finite)" in text
     assert way_on in text
     assert exp.checkpoints.complete_epochs() == ([] if minutes is None else [0])
+
+
+def test_errors_that_are_no_exceptions_save_the_run_too(tmp_path: Path) -> None:
+    """Environments in other languages raise such errors."""
+
+    class Panic(BaseException):
+        pass
+
+    def panics(*_: Any, **__: Any) -> None:
+        raise Panic
+
+    exp = make_experiment(tmp_path, ckpt_interval=None)
+    exp.start()
+    exp.learner.update = panics  # type: ignore[method-assign]
+    with pytest.raises(Panic):
+        exp.learn()
+    exp.close()
+    assert exp.checkpoints.complete_epochs() == [0]
+
+
+def test_a_learner_that_died_before_it_published_its_last_policy_does_so_when_started_again(
+    tmp_path: Path,
+) -> None:
+    exp = run(make_experiment(tmp_path))
+    exp.checkpoints.latest_path.unlink()
+    again = run(make_experiment(tmp_path, mode="learn"), lambda exp: exp.load_checkpoint())
+    info = again.latest.poll()
+    assert info is not None
+    assert info.is_final
 
 
 def test_a_second_interrupt_saves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,6 +115,7 @@ def test_no_step_is_counted_twice_whether_files_stay_or_vanish(tmp_path: Path) -
         ({"began_env_steps": None}, "for the learner's updates"),  # enough for it to begin
         ({"began_env_steps": None, "start_after": 701}, None),
         ({"began_env_steps": None, "note": NO_DATA}, None),
+        ({"gradient_steps": 200, "note": NO_DATA}, None),  # resumed without its trajectories
     ],
 )
 def test_an_actor_waits_while_it_is_too_far_ahead(
@@ -130,6 +131,29 @@ def test_an_actor_waits_while_it_is_too_far_ahead(
         actor.pace.after_env_steps(100)
     assert actor.told == ([] if note is None else [("waiting", note), ("collecting",)])
     assert len(actor.lines) == (note == "for the learner, which is not running")
+
+
+def test_an_actor_of_a_finished_run_waits_for_its_continuation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace.time, "sleep", lambda _: None)
+    actor = Process(tmp_path, "collect", "self")
+    assert actor.pace.is_continued()  # there is no learner yet
+    write_beat(tmp_path, "L", role="learner", state="finished")
+    publish(tmp_path)
+    assert not actor.pace.is_continued()
+    monkeypatch.setattr(actor.pace.ctx.stop, "requested", lambda: False)
+    monkeypatch.setattr(pace, "CONTINUE_S", 0.0)
+    assert not actor.pace.is_continued()
+    monkeypatch.setattr(pace, "CONTINUE_S", 1e9)
+
+    def another_begins(_: float) -> None:
+        write_beat(tmp_path, "L", role="learner", state="learning")
+        publish(tmp_path)
+
+    monkeypatch.setattr(pace.time, "sleep", another_begins)
+    assert actor.pace.is_continued()
+    assert "unless a learner continues the run" in actor.lines[0]
 
 
 OPENED: list[str] | None = None
