@@ -143,7 +143,7 @@ class MultiTaskAgent(FilteredActorAgent):
         num_samples: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         of_policy = self.policy_values(critics, state, policy, num_samples)
-        return of_policy, self.recorded_values(critics, state, actions)
+        return self.recorded_values(critics, state, actions), of_policy
 
     def estimate(self, transitions: Transitions) -> Estimates:
         logits = self.critics(transitions.current.state, transitions.recorded).squeeze(2)

@@ -290,12 +290,12 @@ class OffPolicyAgent(BaseAgent, ABC):
         actions: Tensor,
         num_samples: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Values of the policy's and of recorded actions, in one pass if critics output all actions."""
+        """Values of recorded and of the policy's actions, in one pass if critics output all actions."""
         if isinstance(policy, Categorical):
             values = self.all_values(critics, state)
-            return expectation(values, policy.probs), expectation(values, actions)
+            return expectation(values, actions), expectation(values, policy.probs)
         of_policy = self.policy_values(critics, state, policy, num_samples)
-        return of_policy, self.recorded_values(critics, state, actions)
+        return self.recorded_values(critics, state, actions), of_policy
 
     @torch.no_grad()
     def get_values(self, batch: Batch) -> Values:
@@ -318,11 +318,11 @@ class OffPolicyAgent(BaseAgent, ABC):
         """Compute the estimates for `get_values`; agents with other advantages override this."""
         policy, state = self.policies(self.actor, transitions.current), transitions.current.state
         num_samples = self.num_actions_for_value_in_actor_loss
-        v, q = self.values_of_both(self.critics, state, policy, transitions.recorded, num_samples)
-        return self._estimates_of(q, v)
+        both = self.values_of_both(self.critics, state, policy, transitions.recorded, num_samples)
+        return self._estimates_of(*both)
 
     def _estimates_of(self, q: Tensor, v: Tensor) -> Estimates:
-        """Estimates from values (B, L, C, G, 1) in the units of the losses."""
+        """Estimates from values (B, L, C, G, 1) of recorded and of the policy's actions, in loss units."""
         q, v = q / self.reward_multiplier, v / self.reward_multiplier
         return Estimates(q, v.mean(2), (q - v).mean(2))
 
@@ -506,7 +506,7 @@ class _Following:
         recorded = self.transitions.recorded
         # The action after each transition; it is 0 at the end of a window, where it is not used.
         actions = torch.cat([recorded[:, 1:], torch.zeros_like(recorded[:, :1])], dim=1)
-        values, q = self.agent.values_of_both(
+        q, values = self.agent.values_of_both(
             self.critics, self.transitions.following.state, self.policy, actions
         )
         log_ratio = self.policy.log_prob(actions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import functools
 import logging
 import re
@@ -28,6 +29,8 @@ from .arguments import parse_run, program_name
 from .device import check_device, choose_device
 from .dry_run import dry_run, lack_of_data, work_of
 from .seeds import run_seeds
+
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 def main(
@@ -91,9 +94,12 @@ def exit_status(work: Callable[[], int]) -> int:
         say("interrupted", error=True)
         return INTERRUPTED
     except Exception as error:
-        if "Fix:" not in str(error):
+        text = str(error)
+        if isinstance(error, OSError) and error.errno in _FULL_DISK and "Fix:" not in text:
+            text += ". Fix: free space there, then run the same command again."
+        if "Fix:" not in text:
             raise
-        say(f"error: {error}", error=True)  # the traceback would add nothing
+        say(f"error: {text}", error=True)  # the traceback would add nothing
         return FAILED
 
 

@@ -21,7 +21,7 @@ from loxodon.experiment import Experiment
 from loxodon.experiment.collect import StageTimer
 from loxodon.tools.arguments import program_name
 from loxodon.tools.dry_run import work_of
-from loxodon.tools.run import closing_summary, main
+from loxodon.tools.run import closing_summary, exit_status, main
 
 from ..experiment.fakes import TINY, CountingEnv, make_experiment, metrics, run
 
@@ -462,3 +462,12 @@ def test_one_epoch_is_profiled(tmp_path: Path) -> None:
     (trace,) = (exp.run_dir / "logs").glob("profile_epoch_*.json")
     assert trace.name == "profile_epoch_1.json"
     assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_a_full_disk_is_one_line_instead_of_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    def fills() -> int:
+        raise OSError(28, "No space left on device", "report.md")
+
+    assert exit_status(fills) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: [Errno 28] No space left on device: 'report.md'. Fix: free space there")
