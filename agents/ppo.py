@@ -205,11 +205,6 @@ class PPOAgent(OnPolicyAgent):
         """
         return {}
 
-    def on_checkpoint_loaded(self, is_resume: bool) -> None:
-        norm = self.value_norm
-        if not norm.enabled and (norm.mean.item(), norm.var.item()) != (0.0, 1.0):
-            norm.fold_into(_output_layer(self.value_head))  # the run had another value_norm before
-
     def update_values_statistics(self, returns: Tensor, mask: Tensor) -> None:
         self.value_norm.gather(returns, mask)
         self.value_norm.move(_output_layer(self.value_head) if self.rescales_output else None)
@@ -288,6 +283,6 @@ def _output_layer(head: nn.Module) -> nn.Linear:
     if not layers or layers[-1].bias is None:
         raise ValueError(
             f"{type(head).__name__} does not end in a linear layer with bias and a single output, which "
-            "has to be rescaled for PPOAgent.value_norm. Fix: bind PPOAgent.value_norm = 'running'."
+            "PPOAgent.value_norm = 'popart' has to rescale. Fix: bind PPOAgent.value_norm = 'running'."
         )
     return layers[-1]

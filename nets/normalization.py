@@ -209,14 +209,6 @@ class ValueNorm(RunningNorm):
             output.weight.mul_(old_std / self.std)
             output.bias.mul_(old_std).add_(old_mean - self.mean).div_(self.std)
 
-    @torch.no_grad()
-    def fold_into(self, output: nn.Linear) -> None:
-        """Let `output` predict values instead of values at unit scale, and forget the statistics."""
-        output.weight.mul_(self.std)
-        output.bias.mul_(self.std).add_(self.mean)
-        self.mean.zero_()
-        self.var.fill_(1.0)
-
 
 def debiased_rate(beta: float, updates: Tensor) -> Tensor:
     """Rate () float32 of step number `updates` (from 1) of a moving average without bias from its start.
