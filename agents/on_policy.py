@@ -69,7 +69,7 @@ class OnPolicyAgent(BaseAgent, ABC):
     def get_actions(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool
     ) -> tuple[Tensor, Any]:
-        """Act without the value function; a subclass that overrides `act` overrides this too.
+        """Act without the value function; a subclass that acts differently overrides both this and `act`.
 
         Memories that only the value function reads are returned as they are.
         """
