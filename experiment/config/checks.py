@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import os
 import tokenize
 import types
@@ -139,19 +140,41 @@ def left_over(bindings: Sequence[Binding], starts: Sequence[Node]) -> list[Bindi
     for end in ends.values():
         nodes = _with_bases(reach(bindings[:end], starts))
         used.update(id(b) for b in bindings[:end] if is_seen(b, nodes))
-    final = _with_bases(reach(bindings, starts))
-    return [b for b in remaining(bindings) if id(b) in used and not is_seen(b, final)]
+    final = reach(bindings, starts)
+    return [b for b in remaining(bindings) if id(b) in used and not is_applied(b, final)]
 
 
 def _with_bases(nodes: Mapping[tuple[str, str], Node]) -> set[tuple[str, str]]:
     """Scopes and names of nodes, and those of their base classes."""
-    return {(scope, name) for (scope, _), node in nodes.items() for name in names_of(node.configurable)}
+    return {(scope, name) for (scope, _), node in nodes.items() for name in _names_of(node.configurable)}
 
 
-def names_of(configurable: Configurable) -> list[str]:
-    """The name of a configurable and those of its base classes, whose bindings gin applies to it too."""
-    bases = getattr(configurable.wrapped, "__mro__", ())[1:]
-    return [configurable.name, *(known.name for base in bases if (known := registry.find_object(base)))]
+def is_applied(binding: Binding, nodes: Mapping[tuple[str, str], Node]) -> bool:
+    """True if one of these nodes gets the value of a binding, for itself or for its base class.
+
+    gin also applies the bindings of a base class, unless a constructor that declares the parameter itself
+    comes before.
+    """
+    return any(
+        is_seen_in(scope, name, binding)
+        for (scope, _), node in nodes.items()
+        for name in _names_of(node.configurable, binding.param)
+    )
+
+
+def _names_of(configurable: Configurable, param: str | None = None) -> list[str]:
+    """The name of a configurable and those of its base classes; of those that may supply a parameter."""
+    names = [configurable.name]
+    for cls in getattr(configurable.wrapped, "__mro__", ()):
+        if cls is not configurable.wrapped and (known := registry.find_object(cls)):
+            names.append(known.name)
+        made = inspect.unwrap(vars(cls).get("__init__", object))  # gin wraps inherited constructors, too
+        code = getattr(made, "__code__", None)
+        if code is None or made.__qualname__ != f"{cls.__qualname__}.__init__":
+            continue
+        if param in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+            break
+    return names
 
 
 def is_seen(binding: Binding, nodes: Iterable[tuple[str, str]]) -> bool:

@@ -59,8 +59,8 @@ class LoadedConfig:
     def _defaults(self, node: Node) -> list[str]:
         """Parameters of a configurable that nothing binds; as a comment if gin cannot write the value."""
         target, lines = node.configurable, []
-        names = checks.names_of(target)
-        bound = {param for name in names for param in checks.bound_in(node.scope, name, self.bindings)}
+        own = {(node.scope, target.name): node}
+        bound = {b.param for b in self.bindings if checks.is_applied(b, own)}
         for name, param in target.params.items():
             if name in bound or not target.can_set(name) or param.default is registry.MISSING:
                 continue
