@@ -8,6 +8,7 @@ import gin
 import torch
 from torch import Tensor
 
+from ..data.errors import check_choice, check_number
 from ..nets import summed_over_processes
 
 _MODES = ("none", "batch", "minibatch", "ema")
@@ -38,17 +39,10 @@ class AdvantageNorm:
         ema_min_std: float = 0.02,
         ema_clip: float = 4.0,
     ) -> None:
-        if mode not in _MODES:
-            raise ValueError(
-                f"AdvantageNorm.mode is {mode!r}, but must be one of {', '.join(map(repr, _MODES))}. "
-                "Fix: bind AdvantageNorm.mode to one of these."
-            )
-        if not (0.0 < ema_alpha <= 1.0 and ema_min_std > 0.0 and ema_clip > 0.0):
-            raise ValueError(
-                f"AdvantageNorm has ema_alpha={ema_alpha}, ema_min_std={ema_min_std}, ema_clip={ema_clip}, "
-                "but ema_alpha must lie in (0, 1] and the others must be positive. Fix: remove these "
-                "bindings to use the defaults 0.05, 0.02 and 4."
-            )
+        check_choice("AdvantageNorm.mode", mode, _MODES)
+        check_number("AdvantageNorm.ema_alpha", ema_alpha, above=0, highest=1)
+        check_number("AdvantageNorm.ema_min_std", ema_min_std, above=0)
+        check_number("AdvantageNorm.ema_clip", ema_clip, above=0)
         self.mode, self.ema_alpha, self.ema_min_std, self.ema_clip = mode, ema_alpha, ema_min_std, ema_clip
         self._mean: float | None = None
         self._var: float | None = None

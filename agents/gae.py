@@ -6,6 +6,7 @@ import gin
 import torch
 from torch import Tensor
 
+from ..data.errors import check_number
 from ..nets.recurrence import reverse_recurrence
 
 
@@ -64,11 +65,8 @@ class GAE:
     """
 
     def __init__(self, *, gamma: float = 0.99, lam: float = 0.95, time_limit_bootstrap: bool = True) -> None:
-        for name, value in (("gamma", gamma), ("lam", lam)):
-            if not 0.0 <= value <= 1.0:
-                raise ValueError(
-                    f"GAE.{name} is {value}, but must lie in [0, 1]. Fix: bind GAE.{name}, e.g. 0.95."
-                )
+        check_number("GAE.gamma", gamma, lowest=0, highest=1)
+        check_number("GAE.lam", lam, lowest=0, highest=1)
         self.gamma, self.lam, self.time_limit_bootstrap = gamma, lam, time_limit_bootstrap
 
     def __call__(

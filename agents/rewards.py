@@ -8,6 +8,7 @@ import gin
 import torch
 from torch import Tensor
 
+from ..data.errors import check_number
 from ..nets import summed_over_processes
 from ..nets.recurrence import linear_recurrence
 
@@ -29,12 +30,9 @@ class RewardNormalizer:
     """
 
     def __init__(self, *, gamma: float = 0.99, clip: float = 10.0, eps: float = 1e-8) -> None:
-        if not (0.0 <= gamma <= 1.0 and clip > 0.0 and eps > 0.0):
-            raise ValueError(
-                f"RewardNormalizer has gamma={gamma}, clip={clip} and eps={eps}, but gamma must lie in [0, "
-                "1] and the others must be positive. Fix: remove these bindings to use the defaults 0.99, "
-                "10 and 1e-8."
-            )
+        check_number("RewardNormalizer.gamma", gamma, lowest=0, highest=1)
+        check_number("RewardNormalizer.clip", clip, above=0)
+        check_number("RewardNormalizer.eps", eps, above=0)
         self.gamma, self.clip, self.eps = gamma, clip, eps
         self._count, self._mean, self._m2 = 0.0, 0.0, 0.0
         self._accumulators: Tensor | None = None

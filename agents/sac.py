@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from ..data.errors import check_number
 from .base import CODE_SUPPLIED, LossTerms
 from .off_policy import OffPolicyAgent, Transitions
 
@@ -57,11 +58,7 @@ class SACAgent(OffPolicyAgent):
         settings = {**shared, "reward_multiplier": reward_multiplier, "num_critics": num_critics}
         super().__init__(*given, **settings)
         self.need_gradient_of_samples("distribution_type = 'TanhGaussian'")
-        if not alpha > 0:
-            raise ValueError(
-                f"SACAgent.alpha is {alpha}, but must be above 0. Fix: remove this binding to use the "
-                "default 1, or bind a number such as 0.1."
-            )
+        check_number("SACAgent.alpha", alpha, above=0)
         log_alpha = torch.full((len(self.discounts), 1), math.log(alpha))
         self.log_alpha = nn.Parameter(log_alpha, requires_grad=learn_alpha)
         self.target_entropy = _usual_entropy(self.action_space) if target_entropy is None else target_entropy

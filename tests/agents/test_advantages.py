@@ -78,5 +78,5 @@ def test_moving_averages_are_saved() -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(ValueError, match=r"AdvantageNorm.mode is 'rollout'.*Fix"):
         AdvantageNorm(mode="rollout")
-    with pytest.raises(ValueError, match=r"ema_alpha=0.0.*Fix"):
+    with pytest.raises(ValueError, match=r"ema_alpha is 0.0.*Fix"):
         AdvantageNorm(ema_alpha=0.0)

@@ -85,5 +85,5 @@ def test_another_number_of_envs_starts_anew() -> None:
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(ValueError, match=r"gamma=2.*Fix"):
+    with pytest.raises(ValueError, match=r"RewardNormalizer.gamma is 2.*Fix"):
         RewardNormalizer(gamma=2)
