@@ -249,8 +249,11 @@ def write_page(suite_name: str, agents: Agents, path: Path) -> None:
     write(picture.name)
 
 
+_MOST_IN_TWO_COLUMNS = 16
+
+
 def draw(suite: Suite, agents: Agents) -> bytes:
-    """A PNG with one panel per task, legible at the width of a phone.
+    """A PNG with one panel per task; up to 16 panels are legible at the width of a phone.
 
     Raises: ImportError without matplotlib.
     """
@@ -259,9 +262,11 @@ def draw(suite: Suite, agents: Agents) -> bytes:
     from PIL import Image
 
     names = [name for name in suite.tasks if any(name in found for found in agents.values())]
-    num_lines = -(-len(names) // 2)
-    figure = matplotlib_figure.Figure(figsize=(5.0, 1.7 * num_lines + 0.8), layout="constrained")
-    panels = figure.subplots(num_lines, 2, squeeze=False)
+    num_columns, dpi = (2, 144) if len(names) <= _MOST_IN_TWO_COLUMNS else (4, 96)
+    num_lines = -(-len(names) // num_columns)
+    size = (2.5 * num_columns, 1.7 * num_lines + 0.8)
+    figure = matplotlib_figure.Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(num_lines, num_columns, squeeze=False)
     for panel in panels.flat[len(names) :]:
         panel.remove()
     thin: dict[str, Any] = {"color": "0.4", "linewidth": 1}
@@ -291,6 +296,6 @@ def draw(suite: Suite, agents: Agents) -> bytes:
     }
     figure.legend(labels.values(), labels, loc="outside upper center", ncols=2, fontsize=8, frameon=False)
     picture, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(picture, dpi=144)
-    Image.open(picture).convert("RGB").quantize(32).save(small, "PNG", optimize=True)
+    figure.savefig(picture, dpi=dpi)
+    Image.open(picture).convert("RGB").quantize(64).save(small, "PNG", optimize=True)
     return small.getvalue()
