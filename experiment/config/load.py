@@ -135,12 +135,23 @@ def unused_settings() -> str:
 
     Only of a config that Python code has loaded: commands raise such errors by `LoadedConfig.check_unused`.
     """
-    if _loaded is None or _loaded.root.is_called:
+    if _loaded is None or _loaded.root.is_called or not all(map(_is_in_gin, _loaded.bindings)):
         return ""
     try:
         return _loaded.check_unused()
     except ConfigError as error:
         return str(error)
+
+
+def _is_in_gin(binding: Binding) -> bool:
+    """False if gin was cleared since the binding was made."""
+    if binding.selector == registry.MACRO:
+        return True
+    try:
+        gin.query_parameter(binding.key)
+    except ValueError:
+        return False
+    return True
 
 
 def number_loaded() -> int:

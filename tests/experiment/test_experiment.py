@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gin
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from loxodon.envs.vector import workers
 from loxodon.experiment import Experiment
 from loxodon.experiment.checkpoint.policy_file import read_info
 from loxodon.experiment.config import load_config
+from loxodon.experiment.config.load import unused_settings
 from loxodon.experiment.process import threads
 from loxodon.gin_configs.start import GinText
 
@@ -134,6 +136,9 @@ def test_settings_from_python_that_nothing_reads_are_named(
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 1
     assert "SACAgent.alpha = 2.0 is set, but nothing in this experiment uses it. Fix" in warnings[0]
+    assert unused_settings() != ""
+    gin.clear_config()
+    assert unused_settings() == ""  # that config is gone
 
 
 def test_methods_that_need_a_started_run_say_so(tmp_path: Path) -> None:
