@@ -51,7 +51,7 @@ from .checkpoint.store import CheckpointManager, TrainingState
 from .collect import Collector, RolloutGroup, StageTimer, build
 from .collect.build import MakeEnv
 from .config.hash import config_hash
-from .config.load import number_loaded, starts_from_recommended, unused_settings
+from .config.load import loaded, starts_from_recommended, unused_settings
 from .contracts import Progress, Role, RunContext, Stateful, Trainer
 from .evaluation import Evaluator
 from .fleet import Membership, ReplayRatio
@@ -106,7 +106,7 @@ class Experiment(Settings):
     def __post_init__(self) -> None:
         """Check the settings and set up Accelerate; nothing is built and nothing is written yet."""
         check_settings(self)
-        self._number_loaded = number_loaded()
+        self._config = loaded()
         if self.test_run:
             shrink(self)
         choose_threads(self.torch_threads)
@@ -196,7 +196,7 @@ class Experiment(Settings):
 
     def start(self) -> None:
         """Build everything, in dependency order."""
-        if self._number_loaded != number_loaded():
+        if self._config is not loaded():
             raise ValueError(
                 "load_config was called again after this Experiment was made, so its parts would get the "
                 "settings of another config. Fix: call start() before the next load_config."
@@ -1214,8 +1214,10 @@ class Experiment(Settings):
         else:
             return False
         logger.info("This run has finished: %s is reached. Raise it to continue.", limit)
-        if self.ctx.role.is_learner and not self._has_published_final():
-            self.write_latest_policy(is_final=True)  # the process may have died before it did so
+        if self.ctx.role.is_learner:
+            published = from_main(self._published_policy, self.accelerator)
+            if published is None or not published.is_final:  # the process died before it published
+                self.write_latest_policy(is_final=True)
         self.fleet.end("finished")
         return True
 
@@ -1248,24 +1250,17 @@ class Experiment(Settings):
     def _publish_identity(self) -> None:
         progress, buffer = self.ctx.progress, self.dataset.save_new_trajs_to
         if self.ctx.role.is_learner:  # actors may have seen later versions than the one in the checkpoint
-            published = from_main(self._published_version, self.accelerator)
-            progress.policy_version = max(progress.policy_version, published)
+            published = from_main(self._published_policy, self.accelerator)
+            version = 0 if published is None else published.version
+            progress.policy_version = max(progress.policy_version, version)
         self.fleet.put(buffer=None if buffer is None else str(buffer.parent.absolute()))
 
-    def _published_version(self) -> int:
-        """Version of the policy file; 0 if there is none, or it is unreadable: it is replaced soon."""
+    def _published_policy(self) -> PolicyInfo | None:
+        """Header of the policy file; None if there is none, or it is unreadable: it is replaced soon."""
         try:
-            info = self.latest.poll()
+            return self.latest.poll()
         except (ValueError, OSError):
-            return 0
-        return 0 if info is None else info.version
-
-    def _has_published_final(self) -> bool:
-        try:
-            info = from_main(self.latest.poll, self.accelerator)
-        except (ValueError, OSError):
-            return False
-        return info is not None and info.is_final
+            return None
 
     def _set_aside_earlier_data(self) -> None:
         """If this run starts from scratch, set aside the data of an earlier run of the same name."""

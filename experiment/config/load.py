@@ -22,7 +22,6 @@ from .reading import Binding, ConfigError, Source, raise_if_any, read_source, wi
 
 _COMMENT_COLUMN = 60
 _presets_read: set[str] = set()
-_number_loaded = 0
 _loaded: LoadedConfig | None = None
 
 
@@ -106,9 +105,9 @@ def load_config(
         is_ignored: returns True for a binding to leave out.
     Raises: ConfigError, before anything is built, with all problems of all files.
     """
-    global _number_loaded, _loaded  # noqa: PLW0603 - gin's configuration is global, too
+    global _loaded  # noqa: PLW0603 - gin's configuration is global, too
     gin.clear_config()
-    _number_loaded, _loaded = _number_loaded + 1, None
+    _loaded = None
     configs = [configs] if isinstance(configs, str) else configs
     if isinstance(overrides, Mapping):
         overrides = [f"{name}={value!r}" for name, value in overrides.items()]
@@ -154,9 +153,9 @@ def _is_in_gin(binding: Binding) -> bool:
     return True
 
 
-def number_loaded() -> int:
-    """How often a config was loaded, so that a later change of gin's configuration is noticed."""
-    return _number_loaded
+def loaded() -> LoadedConfig | None:
+    """The config that was loaded last; None if none was, or it has mistakes."""
+    return _loaded
 
 
 def starts_from_recommended() -> bool:

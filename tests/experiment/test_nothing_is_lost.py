@@ -289,7 +289,7 @@ def test_weights_that_are_not_finite_are_not_saved(
     assert exp.checkpoints.complete_epochs() == ([] if minutes is None else [0])
 
 
-def test_errors_that_are_no_exceptions_save_the_run_too(tmp_path: Path) -> None:
+def test_errors_outside_exception_save_the_run_too(tmp_path: Path) -> None:
     """Environments in other languages raise such errors."""
 
     class Panic(BaseException):
