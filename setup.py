@@ -16,6 +16,7 @@ CODE_LAYERS = tuple(top for top in LAYERS if top != "gin_configs")
 
 ENVS = ["minigrid>=3.0", "popgym>=1.0.7"]
 ATARI = ["ale-py>=0.10", "opencv-python-headless"]
+BOX2D = ["gymnasium[box2d]"]
 MUJOCO = ["gymnasium[mujoco]", "mujoco<4"]  # 4.0 cannot be imported without packages that it does not ask for
 DM_CONTROL = ["shimmy[dm-control]>=2"]
 PLOTS = ["matplotlib>=3.8"]
@@ -73,6 +74,7 @@ setup(
         "envs": ENVS,
         "atari": ATARI,
         "kernels": ["fla-core[cuda]>=0.6,<0.7"],
+        "box2d": BOX2D,
         "mujoco": MUJOCO,
         "dm_control": DM_CONTROL,
         "envpool": ["envpool>=1.0"],

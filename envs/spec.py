@@ -67,7 +67,8 @@ class EnvSpec:
     def build(self) -> SequenceEnv:
         """Build a new environment in the library's form.
 
-        Errors of its constructor pass through, except those of missing or unknown arguments.
+        Errors of its constructor pass through, except those of missing packages and of missing or unknown
+        arguments, which are explained.
         """
         made = self._make()
         name = self.env_name or (made.env_name if isinstance(made, EnvSpec) else None)
@@ -83,7 +84,7 @@ class EnvSpec:
     def _make(self) -> Any:
         kwargs = copy.deepcopy(self.kwargs)
         target = _named(self.target)
-        with _explained_arguments(target, kwargs):
+        with _explained(target, kwargs):
             return _make_registered(target, kwargs) if isinstance(target, str) else target(**kwargs)
 
     def _completed(self, made: Any) -> Any:
@@ -115,7 +116,7 @@ class EnvSpec:
         if isinstance(target, str):
             name = _registered_name(target)
             return gym.make_vec(name, **{"num_envs": num_envs, **kwargs})
-        with _explained_arguments(target, kwargs):
+        with _explained(target, kwargs):
             made = target(**kwargs)
         return made.build_vector(num_envs) if isinstance(made, EnvSpec) else made
 
@@ -136,10 +137,17 @@ def build_all(specs: Iterable[EnvSpec], made: list[SequenceEnv] | None = None) -
 
 
 @contextlib.contextmanager
-def _explained_arguments(target: Callable[..., Any] | str, kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Name the class and the argument if its constructor does not take these arguments."""
+def _explained(target: Callable[..., Any] | str, kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Explain a missing package, and arguments that the constructor does not take."""
     try:
         yield
+    except gym.error.DependencyNotInstalled as error:
+        extra = re.search(r"gymnasium\[(box2d|mujoco)\]", str(error))
+        fix = f"pip install 'loxodon[{extra[1]}]'" if extra else "install it"
+        raise ModuleNotFoundError(
+            f"The environment {getattr(target, '__qualname__', target)} needs a package that is not "
+            f"installed ({error}). Fix: {fix}."
+        ) from error
     except TypeError as error:
         reason = str(error).partition("\n")[0].partition(" was raised from")[0]  # gymnasium's addition
         if not re.search(r"missing \d+ required|got an unexpected keyword", reason):

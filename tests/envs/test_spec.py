@@ -82,6 +82,21 @@ def test_an_error_without_popgym_says_how_to_install_it(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ('Box2D is not installed, run `pip install "gymnasium[box2d]"`', r"pip install 'loxodon\[box2d\]'"),
+        ("the simulator is not installed", "install it"),
+    ],
+)
+def test_a_package_that_an_environment_misses_is_named_with_its_extra(text: str, fix: str) -> None:
+    def needs_it() -> gym.Env[Any, Any]:
+        raise gym.error.DependencyNotInstalled(text)
+
+    with pytest.raises(ModuleNotFoundError, match=rf"needs_it needs a package.*not installed.*Fix: {fix}\.$"):
+        EnvSpec(needs_it).build()
+
+
+@pytest.mark.parametrize(
     ("env_id", "words"),
     [
         ("CartPol-v1", r"under 'CartPol-v1'.*Did you mean 'CartPole-v1'.*Fix"),
