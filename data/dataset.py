@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gin
 import numpy as np
@@ -29,12 +29,14 @@ class RLDataset(ABC):
         max_seq_len, has_edit_rights: see configure.
         layout: the layout that the run expects of every trajectory; None while it is unknown.
         relabeler: changes whole trajectories before windows are taken from them; None changes nothing.
+        needed_in_state: keys that load_state_dict needs.
     """
 
     max_seq_len: int
     has_edit_rights: bool
     layout: Layout | None = None
     relabeler: Relabeler | None = None
+    needed_in_state: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, sampler: Sampler | None = None) -> None:
         self.sampler = Sampler() if sampler is None else sampler
@@ -140,6 +142,15 @@ class RLDataset(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, JSON-able."""
         return {"sampler": self.sampler.state_dict()}
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if load_state_dict cannot restore a state, because other datasets made it."""
+        if missing := self.needed_in_state - state.keys():
+            raise ValueError(
+                f"The checkpoint was made with another kind of dataset than {type(self).__name__}: its state "
+                f"has no {' and no '.join(sorted(missing))}. Fix: resume with the Experiment.dataset of the "
+                "original run."
+            )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what state_dict returned."""

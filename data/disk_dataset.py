@@ -6,7 +6,7 @@ import contextlib
 import logging
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gin
 import numpy as np
@@ -52,6 +52,8 @@ class DiskTrajDataset(RLDataset):
         ValueError: If a number is out of range, or the sizes contradict each other.
     """
 
+    needed_in_state: ClassVar = frozenset({"newest", "num_fifo_files", "newest_found"})
+
     def __init__(
         self,
         dset_root: str | None = None,
@@ -96,8 +98,7 @@ class DiskTrajDataset(RLDataset):
             make_folders(path)
         self._is_read_only = not self.takes_new_trajs
         self.has_edit_rights = self.has_edit_rights and not self._is_read_only
-        if self.has_edit_rights:
-            self._take_lock(path)
+        self._may_edit(path)
         needs_values = self.sampler.needs_values or self.dset_max_timesteps is not None
         self._opened = Buffer(
             path,
@@ -206,9 +207,7 @@ class DiskTrajDataset(RLDataset):
         buffer = self._buffer
         buffer.measure_sizes()
         num_deleted = 0
-        if self.has_edit_rights:
-            self._take_lock(buffer.path)
-        if self.has_edit_rights:
+        if self._may_edit(buffer.path):
             num_deleted = buffer.delete(self._beyond_limits())
             buffer.remove_stale_temporaries()
         buffer.check_broken_share()
@@ -393,18 +392,20 @@ class DiskTrajDataset(RLDataset):
         return self._opened
 
     def _require_edit_rights(self, what: str) -> None:
-        if not self.has_edit_rights:
+        if not self._may_edit(self._buffer.path):
             raise ValueError(
                 f"This process has no edit rights on {self._buffer.path}, and {what} needs them. Fix: set "
                 "Experiment.has_dset_edit_rights = True in one process per dataset, and give that process "
                 "write access to the folder."
             )
-        self._take_lock(self._buffer.path)
 
-    def _take_lock(self, path: Path) -> None:
-        """Become the manager of the folder, or give up the edit rights if the folder is not writable."""
-        if self._lock is not None:
-            return
+    def _may_edit(self, path: Path) -> bool:
+        """True with edit rights and the lock of the folder, which is taken if it is free.
+
+        If the folder is not writable, the rights are given up.
+        """
+        if not self.has_edit_rights or self._lock is not None:
+            return self.has_edit_rights
         try:
             self._lock = FolderLock(path, self._run_name, MANAGER)
         except OSError as error:
@@ -418,6 +419,7 @@ class DiskTrajDataset(RLDataset):
                 path,
                 error.strerror,
             )
+        return self.has_edit_rights
 
 
 def _allow_as_much(limits: list[int | None], before: list[int | None] | None) -> bool:

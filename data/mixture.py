@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gin
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from .dataset import RLDataset
 from .disk_dataset import DiskTrajDataset
 from .errors import check_number
+from .sampling import PrioritySampler
 from .trajectory import Layout, Trajectory
 
 
@@ -27,7 +28,7 @@ class MixtureOfDatasets(RLDataset):
     ready. Weights are then divided by their sum over the ready datasets.
 
     At most one of the datasets may take new trajectories; `delete` affects only that one. Two
-    DiskTrajDatasets must not share a folder.
+    DiskTrajDatasets must not share a folder, and none may have a PrioritySampler.
 
     Args:
         datasets: the datasets to draw from.
@@ -40,6 +41,8 @@ class MixtureOfDatasets(RLDataset):
         ValueError: If the numbers of datasets and weights differ, or a value is not allowed.
         TypeError: If `datasets` contains anything that is not a dataset.
     """
+
+    needed_in_state: ClassVar = frozenset({"datasets"})
 
     def __init__(
         self,
@@ -163,13 +166,17 @@ class MixtureOfDatasets(RLDataset):
             "datasets": [dataset.state_dict() for dataset in self.datasets],
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state; raises ValueError if it has another number of datasets."""
+    def check_state(self, state: dict[str, Any]) -> None:
+        super().check_state(state)
         if len(state["datasets"]) != len(self.datasets):
             raise ValueError(
                 f"The checkpoint holds a mixture of {len(state['datasets'])} datasets, but this run has "
                 f"{len(self.datasets)}. Fix: resume with the MixtureOfDatasets.datasets of the original run."
             )
+        for dataset, own in zip(self.datasets, state["datasets"], strict=True):
+            dataset.check_state(own)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self._ready_epochs = list(state["ready_epochs"])
         for dataset, own in zip(self.datasets, state["datasets"], strict=True):
             dataset.load_state_dict(own)
@@ -231,6 +238,11 @@ def _check_arguments(datasets: Sequence[RLDataset], final: Sequence[float], init
             raise TypeError(
                 f"MixtureOfDatasets.datasets[{i}] is {dataset!r}, but must be an RLDataset. "
                 "Fix: write @DiskTrajDataset() in gin, with parentheses."
+            )
+        if isinstance(dataset.sampler, PrioritySampler):
+            raise ValueError(
+                f"MixtureOfDatasets.datasets[{i}] has a PrioritySampler, but a mixture does not tell its "
+                "datasets the priorities of their windows. Fix: use Sampler there, or a single dataset."
             )
     fits = len(final) == len(initial) == len(datasets)
     if not fits or not all(0 < w < np.inf for w in final) or not all(0 <= w < np.inf for w in initial):

@@ -46,7 +46,7 @@ class Sampler:
     max_seq_len: int
     padded_sampling: str
     _traj_ids: Sequence[str] = ()
-    _cumulative: Weights | None = None  # cumulative sums of the weights; None if they are stale
+    _cumulative: Weights | None = None  # cumulative sums of the weights; None if all are equal
     _is_stale = True
 
     def __init__(self, sample_by: str = "trajectory", recent_fraction: float | None = None) -> None:

@@ -81,7 +81,10 @@ class Callback:
         """The last epoch and the evaluation after it are over; the last checkpoint comes next."""
 
     def on_training_stop(self, run: Run) -> None:
-        """Training ends before its last epoch: a signal, `request_stop` or `WallClockLimit`."""
+        """Training ends early: by a signal, `request_stop` or `WallClockLimit`.
+
+        A signal in the final evaluation comes after `on_training_end`.
+        """
 
     def on_fit_end(self, run: Run) -> None:
         """`learn` returns next; not after a signal, which ends the process."""

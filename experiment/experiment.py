@@ -47,7 +47,7 @@ from .checkpoint.record import (
 )
 from .checkpoint.spaces import EnvSpaces, check_spaces
 from .checkpoint.start_from import WarmStart, as_branch, fetched
-from .checkpoint.store import CheckpointManager, TrainingState
+from .checkpoint.store import CheckpointManager, TrainingState, read_metadata
 from .collect import Collector, RolloutGroup, StageTimer, build
 from .collect.build import MakeEnv
 from .config.hash import config_hash
@@ -133,6 +133,7 @@ class Experiment(Settings):
         self.actors: AbstractContextManager[Any] | None = None  # actors that run as long as learn() does
         self.collector: Collector | None = None
         self.begins_anew = True  # no checkpoint will be loaded after `start`
+        self._is_started = False
         self._saved_s = 0.0  # time of the last checkpoint, in seconds since `learn` began
         self._is_stopped = False  # True after a stop before the last epoch, when everything is saved
         self.train_envs: Any = None
@@ -194,14 +195,23 @@ class Experiment(Settings):
 
     # ---- building ----
 
-    def start(self) -> None:
-        """Build everything, in dependency order."""
+    def start(self, *, resume: bool = False) -> None:
+        """Build everything, in dependency order.
+
+        resume: continue from the newest checkpoint, to the last bit if nothing else has changed. An actor
+            ignores it, because it follows the newest policy.
+
+        Raises: FileNotFoundError if there is no checkpoint to continue from.
+        """
         if self._config is not loaded():
             raise ValueError(
                 "load_config was called again after this Experiment was made, so its parts would get the "
                 "settings of another config. Fix: call start() before the next load_config."
             )
+        resume &= self.ctx.role.learns
         with self.fleet.joining(), without_foreign_exits():
+            if resume:
+                self.prepare_to_resume()
             self.pace = self._make_pace()
             self._seed_process()
             self.init_dsets()
@@ -211,8 +221,13 @@ class Experiment(Settings):
             self.hooks.around("model_init", self.init_model)
             self.init_checkpoints()
             self.init_logger()
-            self._restore_if_asked()
-            self.hooks("on_start")
+            self._is_started = True  # hooks may load and evaluate
+            try:
+                self._restore_if_asked()
+                self.hooks("on_start")
+            except BaseException:
+                self._is_started = False
+                raise
         if self.ctx.role.learns and self.ctx.is_main and not starts_from_recommended():
             logger.warning(
                 "This run includes no recommended preset, so settings that it does not name have the "
@@ -224,6 +239,19 @@ class Experiment(Settings):
         if unused := unused_settings():
             logger.warning(unused)
         self.summary(env_summary)
+        if resume:
+            self.ctx.console.say(f"Resuming at epoch {self.load_checkpoint()}.")
+
+    def prepare_to_resume(self) -> None:
+        """Before `start`, if `load_checkpoint` follows it: use the seed of the newest checkpoint.
+
+        Raises: FileNotFoundError if there is none.
+        """
+        earlier = CheckpointManager(self.run_dir, self.run_name)
+        newest = earlier.state_dir(earlier.newest_epoch())
+        if self.seed is None:
+            self.ctx.progress.seed = read_metadata(newest).get("seed", self.run_seed)
+        self.begins_anew = False  # its own checkpoint is newer than the one it began from
 
     def _make_pace(self) -> ReplayRatio:
         """Make the object that lets learner and actors wait for each other."""
@@ -385,7 +413,7 @@ class Experiment(Settings):
         return optimizer
 
     def _make_trainer(self) -> Trainer:
-        """Make the trainer. This is the only place that depends on the kind of agent."""
+        """Make the trainer that fits the kind of agent."""
         if self.ctx.role.learns and self.ctx.is_main and 0 < self.epochs <= self.start_learning_at_epoch:
             logger.warning(
                 "This run makes no update: Experiment.epochs is %d, and learning begins after %d epoch(s). "
@@ -671,7 +699,8 @@ class Experiment(Settings):
             if not self._is_stopped:
                 self._finish()
             self.hooks("on_fit_end")
-        if self.best_score is None and self.checkpoints.best_by != "val/return":
+        keeps_best = self.ctx.role.learns and self.ctx.is_main
+        if keeps_best and self.best_score is None and self.checkpoints.best_by != "val/return":
             logger.warning(
                 "CheckpointManager.best_by is %r, but no such metric was logged, so no best policy was "
                 "saved. Fix: name a metric that is logged, such as 'val/return'.",
@@ -679,8 +708,8 @@ class Experiment(Settings):
             )
 
     def _check_started(self) -> None:
-        """Raise RuntimeError before `start`."""
-        if "artifacts" not in vars(self):
+        """Raise RuntimeError unless `start` has succeeded."""
+        if not self._is_started:
             raise RuntimeError("This Experiment has not been started. Fix: call start() first.")
 
     def request_stop(self, reason: str = "") -> None:
@@ -983,13 +1012,13 @@ class Experiment(Settings):
         With resume_training_state False, only the weights are loaded and the run starts at its first epoch.
         """
         self._check_started()
-        if (chosen := epoch) is None:
-            chosen, problems = from_main(self.checkpoints.newest_intact_epoch, self.accelerator)
+        if epoch is None:
+            epoch, problems = from_main(self.checkpoints.newest_intact_epoch, self.accelerator)
             if problems and self.ctx.is_main:
                 logger.warning(
-                    "%s. Continuing from the checkpoint of epoch %d instead.", "; ".join(problems), chosen
+                    "%s. Continuing from the checkpoint of epoch %d instead.", "; ".join(problems), epoch
                 )
-        path = self.checkpoints.state_dir(chosen)
+        path = self.checkpoints.state_dir(epoch)
         self.load_checkpoint_from_path(
             path if resume_training_state else path / "model.safetensors", resume_training_state
         )
@@ -1043,12 +1072,12 @@ class Experiment(Settings):
         self.begin_run()
         collector = self.collector
         restarts = self.checkpoints.exact_resume and collector is not None and not collector.is_storable
-        if not awaits_files:
-            pass
-        elif collector is not None and (restarts or not self.has_dset_edit_rights):
-            collector.flush()  # without rights, nobody sets aside files that repeat data of the checkpoint
-        elif collector is not None:
-            collector.wait()
+        if collector is not None and awaits_files:
+            if restarts or not self.has_dset_edit_rights:
+                # Without rights, nobody sets aside files that repeat data of the checkpoint.
+                collector.flush()
+            else:
+                collector.wait()
         self.accelerator.wait_for_everyone()
         self.hooks("on_save_checkpoint_start")
         self.dataset.refresh()
@@ -1087,18 +1116,13 @@ class Experiment(Settings):
         state = as_branch(state) if is_branch else state
         parts, states, seed_before = self._parts(), {**state.shared, **state.own}, self.run_seed
         parts = {name: part for name, part in parts.items() if name in states}
+        if "dataset" in parts:
+            self.dataset.check_state(states["dataset"])
         for name, part in parts.items():
             if name not in _RESTORED_LAST:
                 part.load_state_dict(states[name])
-        if self.seed is not None and self.seed != self.run_seed:
-            logger.warning(
-                "The checkpoint belongs to seed %d; Experiment.seed = %d is ignored. Fix: remove "
-                "Experiment.seed, or start a new run with that seed.",
-                self.run_seed,
-                self.seed,
-            )
         if self.run_seed != seed_before:
-            self.loader.reseed(derive_seed(self.run_seed, "loader"))
+            self._take_over_seed()
         if state.metadata["best_by"] != self.checkpoints.best_by:
             self.ctx.progress.best_score = None
         is_cut = False  # running episodes were not restored
@@ -1115,6 +1139,17 @@ class Experiment(Settings):
         self._restore_generators(parts["rng"], state)
         if is_cut:
             self.restart_train_envs(self.epoch)
+
+    def _take_over_seed(self) -> None:
+        """Use the seed of the checkpoint, which differs from that of this process."""
+        self.loader.reseed(derive_seed(self.run_seed, "loader"))
+        if self.seed is not None:
+            logger.warning(
+                "The checkpoint belongs to seed %d; Experiment.seed = %d is ignored. Fix: remove "
+                "Experiment.seed, or start a new run with that seed.",
+                self.run_seed,
+                self.seed,
+            )
 
     def _restore_rollout(self, collector: Collector, state: TrainingState) -> bool:
         """Restore the rollout; False if it has to begin new episodes."""
@@ -1157,7 +1192,7 @@ class Experiment(Settings):
             logger.info("Restored %s, from %s.", began, self.restore_from)
 
     def fetched(self, reference: str, name: str) -> AbstractContextManager[tuple[Path, str | None]]:
-        """Local path of a file or an artifact, for all processes, and the run it is from; see `fetched`."""
+        """Local path of a file or an artifact, for all processes, and its run; see `start_from.fetched`."""
         return fetched(reference, name, self.ctx, self.artifacts.store)
 
     def write_latest_policy(self, is_final: bool = False) -> None:

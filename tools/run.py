@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.errors import visible
-from ..experiment.checkpoint.store import CheckpointManager, about
+from ..experiment.checkpoint.store import CheckpointManager
 from ..experiment.config import ConfigError, LoadedConfig, explained, load_config
 from ..experiment.config.reading import COMMAND_LINE, find_config
 from ..experiment.experiment import Experiment
@@ -165,10 +165,7 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool, device: str | 
                 error=True,
             )
     elif resumes:
-        newest = earlier.state_dir(earlier.newest_epoch())
-        earlier_seed = about(newest).get("seed", exp.run_seed)
-        exp.ctx.progress.seed = earlier_seed if exp.seed is None else exp.run_seed
-        exp.begins_anew = False  # its own checkpoint is newer than the one it began from
+        exp.prepare_to_resume()
     elif epochs := earlier.complete_epochs():
         say(
             f"warning: {exp.run_dir} holds checkpoints up to epoch {epochs[-1]}; this run starts anew and "

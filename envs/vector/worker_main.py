@@ -112,7 +112,7 @@ def _build(connection: Connection, job: WorkerJob) -> EnvGroup | None:
         group = EnvGroup(envs, buffers.rows(job.first_row, job.first_row + job.num_rows), job.first_row)
     except BaseException as error:  # any exception of a user's constructor must reach the parent
         row = job.first_row + min(len(envs), job.num_rows - 1)
-        connection.send(_failure(row, "being built", error))
+        connection.send(_failure(row, "its construction", error))
         return None
     connection.send(group.env_names)
     return group

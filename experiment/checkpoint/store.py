@@ -236,7 +236,7 @@ class CheckpointManager:
         for marker in self.states_dir.glob(f"*_epoch_*/{MARKER}"):
             match = _STATE_NAME.fullmatch(marker.parent.name)
             # Include unreadable checkpoints so that the damage is reported.
-            if match and own in (None, about(marker.parent).get("run_id", own)):
+            if match and own in (None, read_metadata(marker.parent).get("run_id", own)):
                 found[int(match[1])] = marker.parent
         return found
 
@@ -323,7 +323,7 @@ class CheckpointManager:
     def prune(self) -> None:
         """Delete interim training states except the newest one, and others that need not be kept."""
         states = sorted(self._states().items())
-        doomed = [one for one in states[:-1] if about(one[1]).get("is_interim")]
+        doomed = [one for one in states[:-1] if read_metadata(one[1]).get("is_interim")]
         lasting = [one for one in states if one not in doomed]
         for epoch, folder in lasting[: -self.keep if self.keep is not None else 0]:
             if self.keep_every is None or (epoch + 1) % self.keep_every != 0:
@@ -346,7 +346,7 @@ class CheckpointManager:
                 f"The checkpoint {folder} is damaged: {problem}. {complete}. Fix: choose another "
                 "checkpoint, or name none to load the newest intact one."
             )
-        metadata = about(folder)
+        metadata = read_metadata(folder)
         if (version := metadata.get("format_version", "below 4")) != FORMAT_VERSION:
             raise ValueError(
                 f"The checkpoint has format version {version}, but this Loxodon reads {FORMAT_VERSION}. "
@@ -523,7 +523,7 @@ def find_files(path: Path, name: str) -> Path:
     )
 
 
-def about(folder: Path) -> dict[str, Any]:
+def read_metadata(folder: Path) -> dict[str, Any]:
     """The metadata of a checkpoint; empty if they cannot be read."""
     return json_object(folder / "metadata.json")
 

@@ -109,7 +109,8 @@ def bad_gradients(agent: nn.Module) -> list[str]:
 
 def named(names: Sequence[str]) -> str:
     """The first of several names, and how many others there are."""
-    return repr(names[0]) + (f" and {len(names) - 1} others" if len(names) > 1 else "")
+    num_others = len(names) - 1
+    return repr(names[0]) + (f" and {num_others} other{'s' * (num_others > 1)}" if num_others else "")
 
 
 def plain(batch: Any) -> Any:

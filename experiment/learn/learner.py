@@ -440,7 +440,7 @@ class Learner:
         causes = [*(fields or ["the batch is finite"]), self._state_of_weights()]
         raise FloatingPointError(
             f"Update {self.gradient_steps} of epoch {self.progress.epoch} cannot be applied: "
-            f"{'; '.join([*problems, *causes])}. {self._saved(batches)} Fix: {fix}."
+            f"{'; '.join([*problems, *causes])}. {self._save(batches)} Fix: {fix}."
         )
 
     def _state_of_weights(self) -> str:
@@ -448,8 +448,8 @@ class Learner:
         bad = bad_weights(self.agent)
         return f"the weights {named(bad)} are not finite" if bad else "the weights are finite"
 
-    def _saved(self, batches: Sequence[AnyBatch]) -> str:
-        """Save the batches of an update; returns the path."""
+    def _save(self, batches: Sequence[AnyBatch]) -> str:
+        """Save the batches of an update; returns a sentence that says where, or why not."""
         if self.run_dir is None:
             return "The batch was not saved."
         process = f"_process{self.accelerator.process_index}" if self.accelerator.num_processes > 1 else ""

@@ -156,9 +156,8 @@ class RolloutTensors:
         steps, states = sorted(rollout.states), rollout.states
         self._state_rows = {step: i * self.num_envs for i, step in enumerate(steps)}
         self._states = {
-            key: torch.cat(
-                [states[step][key].to(device) for step in steps]
-            )  # states of a checkpoint are not included
+            # States from a checkpoint are on the CPU.
+            key: torch.cat([states[step][key].to(device) for step in steps])
             for key in (states[steps[0]] if steps else ())
         }
 

@@ -12,6 +12,7 @@ from loxodon.data import (
     DiskTrajDataset,
     Layout,
     MixtureOfDatasets,
+    PrioritySampler,
     RLDataset,
     Trajectory,
 )
@@ -51,6 +52,12 @@ class FakeDataset(RLDataset):
 
     def metrics(self) -> dict[str, float]:
         return {"x": 1.0}
+
+
+def test_priorities_that_nobody_would_update_are_refused() -> None:
+    datasets = [DiskTrajDataset(), DiskTrajDataset(sampler=PrioritySampler())]
+    with pytest.raises(ValueError, match=r"datasets\[1\] has a PrioritySampler, but.*Fix: use Sampler"):
+        MixtureOfDatasets(datasets, [1.0, 1.0])
 
 
 def shares(mixture: MixtureOfDatasets, count: int = 3000) -> list[float]:
@@ -119,7 +126,7 @@ def test_a_resumed_ramp_continues(children: list[FakeDataset]) -> None:
     assert resumed.current_weights().tolist() == original.current_weights().tolist()
     assert fresh.current_weights().tolist() != original.current_weights().tolist()
     with pytest.raises(ValueError, match=r"mixture of 2 datasets, but this run has 3.*Fix:"):
-        MixtureOfDatasets(children, [1, 1, 1]).load_state_dict(original.state_dict())
+        MixtureOfDatasets(children, [1, 1, 1]).check_state(original.state_dict())
 
 
 def test_hooks_are_passed_on_but_only_collected_files_are_deleted(

@@ -273,6 +273,23 @@ def test_a_file_that_cannot_be_read_is_skipped_with_a_warning(
     assert f"{bad} cannot be read ({os.strerror(number)}). Fix:" in caplog.text
 
 
+def test_nothing_is_deleted_when_the_folder_turns_out_to_be_read_only(
+    make_dataset: MakeDataset, fill: Fill, buffer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = make_dataset(dset_max_size=2)
+    dataset.close()  # gives up the lock
+    paths = fill(buffer / "fifo", [5] * 8)
+
+    def fail(*_: Any) -> Any:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("loxodon.data.disk_dataset.FolderLock", fail)
+    with pytest.raises(ValueError, match=r"no edit rights.*Fix"):
+        dataset.delete()
+    assert dataset.on_end_of_collection()["deleted_files"] == 0
+    assert all(path.exists() for path in paths)
+
+
 def test_a_process_without_descriptors_does_not_blame_files(
     make_dataset: MakeDataset, fill: Fill, buffer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

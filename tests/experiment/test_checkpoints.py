@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import nn
 
-from loxodon.data import DiskTrajDataset, Sampler, load_trajectory
+from loxodon.data import DiskTrajDataset, MixtureOfDatasets, Sampler, load_trajectory
 from loxodon.envs import EnvSpec
 from loxodon.experiment import Experiment, load_policy
 from loxodon.experiment.checkpoint import policy_file, store
@@ -62,6 +62,28 @@ def test_weights_optimizer_counters_and_exploration_are_restored(tmp_path: Path)
     assert torch.equal(*moments)
     first, second = (exp.collector.groups[0].exploration for exp in (one, two))  # type: ignore[union-attr]
     assert second.num_calls == first.num_calls == 24
+
+
+def test_a_start_that_resumes_takes_the_seed_of_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = run(make_experiment(tmp_path, seed=None))
+    two = make_experiment(tmp_path, seed=None, epochs=3)
+    two.start(resume=True)
+    assert (two.run_seed, two.epoch) == (one.run_seed, 2)
+    assert {record.args for record in caplog.records if "uses seed" in record.msg} == {(one.run_seed,)}
+    two.close()
+    with pytest.raises(FileNotFoundError, match="has no complete checkpoint"):
+        make_experiment(tmp_path, run_name="other").start(resume=True)
+
+
+def test_the_state_of_another_kind_of_dataset_is_refused_before_files_are_touched(tmp_path: Path) -> None:
+    run(make_experiment(tmp_path, dataset=DiskTrajDataset()))
+    files = sorted(tmp_path.rglob("*"))
+    two = started(tmp_path, dataset=MixtureOfDatasets([DiskTrajDataset()], [1.0]))
+    with pytest.raises(ValueError, match=r"kind of dataset than Mixture.*has no datasets. Fix"):
+        two.load_checkpoint()
+    assert set(files) <= set(tmp_path.rglob("*"))
 
 
 def test_loading_only_weights_starts_at_the_first_epoch(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from loxodon.agents import LinearSchedule
 from loxodon.data import DiskTrajDataset, DoNothingDataset, load_trajectory
 from loxodon.envs import EnvSpec, EpsilonGreedy
 from loxodon.envs.vector import workers
-from loxodon.experiment import Experiment
+from loxodon.experiment import Callback, Experiment
 from loxodon.experiment.checkpoint.policy_file import read_info
 from loxodon.experiment.config import load_config
 from loxodon.experiment.config.load import unused_settings
@@ -146,6 +146,19 @@ def test_methods_that_need_a_started_run_say_so(tmp_path: Path) -> None:
     for call in (exp.learn, exp.load_checkpoint, lambda: exp.evaluate_test("CartPole-v1", 10)):
         with pytest.raises(RuntimeError, match=r"not been started. Fix: call start\(\)"):
             call()
+
+
+def test_a_run_whose_start_failed_does_not_learn(tmp_path: Path) -> None:
+    class Failing(Callback):
+        def on_start(self, run: Any) -> None:
+            raise OSError("no licence")
+
+    exp = make_experiment(tmp_path, callbacks=[Failing()])
+    with pytest.raises(OSError, match="no licence"):
+        exp.start()
+    with pytest.raises(RuntimeError, match="not been started"):
+        exp.learn()
+    exp.close()
 
 
 def test_a_config_that_was_replaced_before_the_start_is_refused(tmp_path: Path) -> None:

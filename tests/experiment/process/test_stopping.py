@@ -338,14 +338,18 @@ def test_learn_called_again_continues(tmp_path: Path) -> None:
     assert (exp.epoch, exp.is_finished) == (2, True)
 
 
-def test_a_collecting_process_stops_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_collecting_process_stops_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     class Stop(Callback):
         def on_epoch_end(self, exp: Experiment, epoch: int) -> None:
             if epoch == 1:
                 exp.request_stop()
 
-    exp = run(make_experiment(tmp_path, callbacks=[Stop], mode="collect", **NO_VAL))
+    settings = {"CheckpointManager.best_by": "val/success", **NO_VAL}  # the learner's concern
+    exp = run(make_experiment(tmp_path, callbacks=[Stop], mode="collect", **settings))
     assert exp.epoch == 2
+    assert "best_by" not in caplog.text
     assert "after epoch 1 (request_stop): all finished traj" in " ".join(capsys.readouterr().out.split())
 
 
