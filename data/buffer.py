@@ -249,7 +249,7 @@ class Buffer:
         self._num_seen += len(added)
         if added:
             self.files = sorted(self.files + added)  # fast, since most of the list is sorted already
-        self._forget(gone)
+        self._drop_from_lists(gone)
         if self._value is not None and len(self.values) < len(self.files):
             for file in [file for file in self.files if file.path not in self.values]:
                 self._measure(file, self._value)
@@ -298,21 +298,21 @@ class Buffer:
                 self._check_layout(file, traj)
             return use(traj)
         except FormatError as error:  # the file was truncated after it was opened
-            self._set_aside(file, str(format_error(file.path, error)))
+            self._quarantine_file(file, str(format_error(file.path, error)))
         except BrokenTrajectoryError as error:
-            self._set_aside(file, str(error))
+            self._quarantine_file(file, str(error))
         except OSError as error:
             if error.errno in _EXHAUSTED:
                 raise
-            self._leave_out(file, error)
+            self._drop_unreadable(file, error)
         return None
 
-    def _set_aside(self, file: TrajectoryFile, reason: str, is_broken: bool = True) -> None:
-        self._ignore(file)
+    def _quarantine_file(self, file: TrajectoryFile, reason: str, is_broken: bool = True) -> None:
+        self._unlist(file)
         self.quarantine.put(Path(file.path), reason, is_broken=is_broken)
         self.quarantine.check_share(self._num_seen)
 
-    def _leave_out(self, file: TrajectoryFile, error: OSError) -> None:
+    def _drop_unreadable(self, file: TrajectoryFile, error: OSError) -> None:
         """Stop using a file that is gone or cannot be read."""
         if self._is_listed(file) and not os.path.lexists(file.path):
             self.refresh()  # other files were probably deleted with it
@@ -320,7 +320,7 @@ class Buffer:
             reason = (
                 f"{file.path} cannot be read ({error.strerror}). Fix: check the file and its file system."
             )
-            self._set_aside(file, reason, is_broken=False)
+            self._quarantine_file(file, reason, is_broken=False)
 
     def check_broken_share(self) -> None:
         """Check the quarantine again, and raise ValueError if too many files are broken."""
@@ -350,7 +350,7 @@ class Buffer:
                 failed[0][0],
                 failed[0][1].strerror,
             )
-        self._forget(doomed)
+        self._drop_from_lists(doomed)
         return len(doomed) - len(failed)
 
     def remove_stale_temporaries(self) -> None:
@@ -397,12 +397,12 @@ class Buffer:
     def _is_listed(self, file: TrajectoryFile) -> bool:
         return self._known[file.is_protected].get(file.name) is not None
 
-    def _ignore(self, file: TrajectoryFile) -> None:
+    def _unlist(self, file: TrajectoryFile) -> None:
         """Remove a file from the list; it does not return while it stays in the folder."""
         self._known[file.is_protected][file.name] = None
-        self._forget([file])
+        self._drop_from_lists([file])
 
-    def _forget(self, gone: list[TrajectoryFile]) -> None:
+    def _drop_from_lists(self, gone: list[TrajectoryFile]) -> None:
         if not gone:
             return
         paths = {file.path for file in gone}

@@ -118,7 +118,7 @@ class BatchLoader:
         """Return the share of places without a transition in the last epoch, once there are batches."""
         if self._num_timesteps == 0:
             return {}
-        return {"padded_fraction": self._num_padded / self._num_timesteps}
+        return {"padded_share": self._num_padded / self._num_timesteps}
 
     def close(self) -> None:
         """End the worker processes; a later epoch starts new ones."""

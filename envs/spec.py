@@ -83,7 +83,7 @@ class EnvSpec:
 
     def _make(self) -> Any:
         kwargs = copy.deepcopy(self.kwargs)
-        target = _named(self.target)
+        target = _resolved(self.target)
         with _explained(target, kwargs):
             return _make_registered(target, kwargs) if isinstance(target, str) else target(**kwargs)
 
@@ -112,7 +112,7 @@ class EnvSpec:
             num_envs: number of rows for `make_vec`, unless the recipe's arguments name one.
         """
         kwargs = copy.deepcopy(self.kwargs)
-        target = _named(self.target)
+        target = _resolved(self.target)
         if isinstance(target, str):
             name = _registered_name(target)
             return gym.make_vec(name, **{"num_envs": num_envs, **kwargs})
@@ -259,7 +259,7 @@ def resolve_env(make_env: EnvSpec | str | Callable[..., Any]) -> EnvSpec:
     return EnvSpec(in_current_scope(make_env))
 
 
-def _named(target: Callable[..., Any] | str) -> Callable[..., Any] | str:
+def _resolved(target: Callable[..., Any] | str) -> Callable[..., Any] | str:
     """The class or function of `module:Class` if that is not a registered id, otherwise the target."""
     if not isinstance(target, str) or ":" not in target:
         return target

@@ -36,7 +36,7 @@ class Callback:
         """The agent, its optimizer and the collector are built."""
 
     def on_optimizer_init_start(self, run: Run) -> None:
-        """The agent is built (`exp.policy`); its optimizer is next."""
+        """The agent is built (`run.policy`); its optimizer is next."""
 
     def on_optimizer_init_end(self, run: Run) -> None:
         """The optimizer is built."""

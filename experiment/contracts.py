@@ -28,8 +28,6 @@ from .process.distributed import any_process
 from .process.rng import derive_seed
 from .process.signals import StopRequest
 
-NO_DATA = "for trajectories to train on"  # note of a learner that cannot begin
-
 
 class Stateful(Protocol):
     """A part with a state for checkpoints: only tensors and plain values, in dicts and lists."""
@@ -65,7 +63,7 @@ class Role(NamedTuple):
         return not self.learns
 
     @property
-    def is_learner(self) -> bool:
+    def only_learns(self) -> bool:
         """True if this process learns from the data of separate actors and publishes policies for them."""
         return not self.collects
 
@@ -179,8 +177,8 @@ class Trainer(abc.ABC):
         """Receivers of the rollout of `num_envs` envs besides the trajectory files."""
         return []
 
-    def ready(self) -> bool:
-        """Check before `train`: False skips it. A learner without data waits here."""
+    def wait_for_data(self) -> bool:
+        """Before `train`: wait until it can begin; False to skip it, also without waiting."""
         return True
 
     @abc.abstractmethod

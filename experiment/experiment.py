@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gin
 import torch
@@ -37,7 +37,8 @@ from ..nets import TrajEncoder, TstepEncoder, default_tstep_encoder
 from .artifacts import RunAccess
 from .artifacts.upload import Uploads
 from .callbacks import OF_EVERY_RUN, CallbackList
-from .checkpoint.policy_file import PolicyInfo, fit_weights, load_weights, read_info, read_policy
+from .checkpoint.policy_file import PolicyInfo, load_weights
+from .checkpoint.published import PublishedPolicy
 from .checkpoint.record import (
     RunRecord,
     check_checkpoint,
@@ -45,7 +46,7 @@ from .checkpoint.record import (
     known_bindings,
     record_run,
 )
-from .checkpoint.spaces import EnvSpaces, check_spaces
+from .checkpoint.spaces import EnvSpaces
 from .checkpoint.start_from import WarmStart, as_branch, fetched
 from .checkpoint.store import CheckpointManager, TrainingState, read_metadata
 from .collect import Collector, RolloutGroup, StageTimer, build
@@ -72,7 +73,6 @@ from .process.distributed import (
     merge_episodes,
 )
 from .process.exits import INTERRUPTED, Stopped, close_each, without_foreign_exits
-from .process.files import WatchedFile
 from .process.malloc import keep_freed_memory
 from .process.rng import GlobalGenerators, derive_seed, draw_seed, isolated_rng, seed_global_generators
 from .process.signals import Aborted
@@ -91,6 +91,7 @@ _CONSOLE_METRICS = {  # metrics of an epoch that the terminal shows
     "time/updates_per_s": "updates/s",
     "dataset/total_files": "files",
 }
+_ENV_STEPS_SPENT = "The env steps of the run have reached Experiment.max_env_steps"
 _HOW_TO_RESUME = "To continue, run the same command with --resume."
 _HOW_TO_RESUME_CORRECTED = "To continue, correct the error, then run the same command with --resume."
 
@@ -129,13 +130,11 @@ class Experiment(Settings):
         self.hooks, self.timer = CallbackList(self, self.callbacks, (*OF_EVERY_RUN, WarmStart)), StageTimer()
         self.epoch_metrics: dict[str, Any] = {}  # everything that was logged in the running epoch
         self.last_val_metrics: dict[str, float] = {}
-        self.loaded_policy: PolicyInfo | None = None
         self.actors: AbstractContextManager[Any] | None = None  # actors that run as long as learn() does
         self.collector: Collector | None = None
         self.begins_anew = True  # no checkpoint will be loaded after `start`
         self._is_started = False
         self._saved_s = 0.0  # time of the last checkpoint, in seconds since `learn` began
-        self._is_stopped = False  # True after a stop before the last epoch, when everything is saved
         self.train_envs: Any = None
         self.val_envs: Any = None
         self.obs_space: spaces.Dict
@@ -264,7 +263,7 @@ class Experiment(Settings):
             epoch_updates=self.train_batches_per_epoch // self.batches_per_update,
             batches_per_update=self.batches_per_update,
             start_after=env_steps_per_epoch * (self.start_learning_at_epoch + 1),
-            is_over=self._is_over,
+            is_over=lambda: self.published.has_unread_final(),  # noqa: PLW0108 - it is made after this
         )
         return pace
 
@@ -288,11 +287,6 @@ class Experiment(Settings):
         updates = self.train_batches_per_epoch // self.batches_per_update
         if updates and not self.start_collecting_at_epoch and self.replay_ratio is None and not is_chosen:
             self.replay_ratio = updates / env_steps
-
-    def _is_over(self) -> bool:
-        """True when the learner has published its last policy and it is not loaded yet."""
-        info = self.latest.poll()
-        return info is not None and info.is_final and info != self.loaded_policy
 
     def _seed_process(self) -> None:
         """Seed the global generators, from which environments may draw, differently in every process."""
@@ -539,11 +533,10 @@ class Experiment(Settings):
             facts=lambda: self.record.header(),  # noqa: PLW0108 - it is made after this
         )
         self.checkpoints.make_folders(clean=self.ctx.role.learns)
-        self.latest = WatchedFile(self.checkpoints.latest_path, read_info)
+        self.published = PublishedPolicy(self.ctx, self.policy, self.env_spaces, self.checkpoints)
 
     def init_logger(self) -> None:
         """Prepare the metric files; nothing is written before the first metric is logged."""
-        self.config_hash = config_hash(self, known_bindings())
         self.artifacts = self._make_uploads()
         is_actor = self.ctx.role.is_actor  # an actor has its own file, next to that of the learner
         store, wandb = self.artifacts.store, None
@@ -569,6 +562,11 @@ class Experiment(Settings):
             wandb=wandb,
             wandb_metrics=self.log_to_wandb,
         )
+
+    @functools.cached_property
+    def config_hash(self) -> str:
+        """A short name of the hyper-parameters."""
+        return config_hash(self, known_bindings())
 
     @functools.cached_property
     def record(self) -> RunRecord:
@@ -674,8 +672,10 @@ class Experiment(Settings):
         To end early with a checkpoint, call `request_stop`. Leaving the loop without it saves nothing.
         """
         self._check_started()
-        if self._has_nothing_left():
+        if (limit := self._limit_of_finished_run()) is not None:
+            self._close_finished_run(limit)
             return
+        after = "finish"
         with self.fleet.reporting(), self._training_context():
             for epoch in self._epochs():
                 is_last = self._load_newest_policy()
@@ -688,15 +688,15 @@ class Experiment(Settings):
                     self._exit_if_asked()
                 if self.ctx.role.learns and not is_good:
                     self._refresh_dataset()
-                    if self.trainer.ready():
+                    if self.trainer.wait_for_data():
                         self.trainer.train(epoch)
                     self.hooks("after_train")
                     self._exit_if_asked()
-                goes_on = self._end_epoch(epoch, is_last or is_good or self._has_spent_env_steps())
+                after = self._end_epoch(epoch, is_last or self._stops_at_limit())
                 yield {name: to_plain(value) for name, value in self.epoch_metrics.items()}
-                if not goes_on:
+                if after != "continue":
                     break
-            if not self._is_stopped:
+            if after != "stopped":
                 self._finish()
             self.hooks("on_fit_end")
         keeps_best = self.ctx.role.learns and self.ctx.is_main
@@ -736,7 +736,8 @@ class Experiment(Settings):
         if not collector.has_begun or is_reset_due:
             self.restart_train_envs(progress.epoch)
         self.policy.eval()
-        version = progress.policy_version if self.loaded_policy is None else self.loaded_policy.version
+        loaded = self.published.loaded
+        version = progress.policy_version if loaded is None else loaded.version
         collector.set_policy_version(version)
         self.fleet.put(policy_version=version)
         self.fleet.state("collecting")
@@ -752,7 +753,7 @@ class Experiment(Settings):
         metrics = merge_episodes(collector.histories, self.accelerator).summary("collect", others)
         collector.histories.clear()
         if self.ctx.role.is_actor:
-            metrics |= self._policy_age() | self.pace.metrics()
+            metrics |= self.published.metrics() | self.pace.metrics()
         speed = {"time/collect_s": elapsed_s, "time/env_steps_per_s": taken / elapsed_s}
         self.log({**metrics, **speed, **stages})
         if self.test_run:
@@ -963,7 +964,11 @@ class Experiment(Settings):
         # A process that only measures, before training or saving anything, leaves the folder alone.
         if not (self.ctx.role.learns and self.checkpoints.has_begun):
             return
-        score = self.checkpoints.better_score(named, self.best_score)
+        self._keep_policy_if_best(named)
+
+    def _keep_policy_if_best(self, metrics: Mapping[str, Any]) -> None:
+        """Keep the current policy as the best one if these metrics say so."""
+        score = self.checkpoints.better_score(metrics, self.best_score)
         if score is not None:
             self.learner.check_weights()
             self.ctx.progress.best_score = score
@@ -974,7 +979,7 @@ class Experiment(Settings):
 
     def why_idle(self) -> str:
         """Explain why there is nothing to train on, and how to fix it."""
-        if self.ctx.role.is_learner:
+        if self.ctx.role.only_learns:
             hint = "" if self.actors is not None else " (start actors with --mode collect)"
             folder = self.dataset.save_new_trajs_to
             place = "memory" if folder is None else location_of(folder)
@@ -1202,34 +1207,19 @@ class Experiment(Settings):
         """
         self.learner.check_weights()
         self.begin_run()
-        progress = self.ctx.progress
-        progress.policy_version += 1
-        if self.ctx.is_main:
-            info = PolicyInfo(progress.policy_version, progress.epoch, is_final, env_steps=progress.env_steps)
-            self.checkpoints.save_policy(self.checkpoints.latest_path, self.policy, info)
-        self.fleet.put(policy_version=progress.policy_version)
+        self.published.write(is_final=is_final)
 
     def read_latest_policy(self) -> PolicyInfo | None:
         """Load the published weights if they are newer than the loaded ones; None if there are none yet.
 
         Raises: ValueError if they are for another environment or have another format.
         """
-        info, path = self.latest.poll(), self.checkpoints.latest_path
-        if info is not None and info != self.loaded_policy:
-            check_spaces(
-                info.env_spaces(),
-                self.env_spaces,
-                what=f"The policy in {path}",
-                fix="start actors and learner with the same config, or another run_name.",
-            )
-            info, weights = read_policy(path)
-            fit_weights(self.policy, weights, path)
-            self.policy.on_checkpoint_loaded(is_resume=False)
-            self.loaded_policy = info
-            if self.ctx.role.is_actor:
-                self.ctx.progress.policy_epoch = info.epoch
-                if self.collector is not None:
-                    self.collector.advance_exploration(info.env_steps or 0)
+        before = self.published.loaded
+        info = self.published.load_newest()
+        if self.ctx.role.is_actor and info is not None and info != before:
+            self.ctx.progress.policy_epoch = info.epoch
+            if self.collector is not None:
+                self.collector.advance_exploration(info.env_steps or 0)
         return info
 
     def delete_buffer_from_disk(self) -> None:
@@ -1238,28 +1228,27 @@ class Experiment(Settings):
 
     # ---- start of a run ----
 
-    def _has_nothing_left(self) -> bool:
-        """True if the last epoch and everything after it are done already."""
+    def _limit_of_finished_run(self) -> str | None:
+        """The setting that ended a run of which the last epoch and everything after it are done already."""
         if not (self.ctx.role.learns and self.ctx.progress.is_finished):
-            return False
+            return None
         if self.epoch >= self.epochs:
-            limit = f"Experiment.epochs = {self.epochs}"
-        elif self._has_spent_env_steps():
-            limit = f"Experiment.max_env_steps = {self.max_env_steps}"
-        else:
-            return False
+            return f"Experiment.epochs = {self.epochs}"
+        return f"Experiment.max_env_steps = {self.max_env_steps}" if self._has_spent_env_steps() else None
+
+    def _close_finished_run(self, limit: str) -> None:
+        """Say that nothing is left to do; publish the final policy if the process died before it could."""
         logger.info("This run has finished: %s is reached. Raise it to continue.", limit)
-        if self.ctx.role.is_learner:
-            published = from_main(self._published_policy, self.accelerator)
-            if published is None or not published.is_final:  # the process died before it published
+        if self.ctx.role.only_learns:
+            published = from_main(self.published.header, self.accelerator)
+            if published is None or not published.is_final:
                 self.write_latest_policy(is_final=True)
         self.fleet.end("finished")
-        return True
 
     @contextlib.contextmanager
     def _training_context(self) -> Iterator[None]:
         """Context around the epochs: signals, progress bar, actors, and saving after an error."""
-        self.ctx.progress.is_finished = self._is_stopped = False
+        self.ctx.progress.is_finished = False
         self._saved_s = 0.0
         self._set_aside_earlier_data()
         with (
@@ -1274,7 +1263,7 @@ class Experiment(Settings):
             self._publish_identity()
             self.pace.begin()
             self.begin_run()
-            if self.ctx.role.is_learner:
+            if self.ctx.role.only_learns:
                 self.write_latest_policy()
             if self.actors is not None:
                 stack.enter_context(self.actors)
@@ -1284,18 +1273,11 @@ class Experiment(Settings):
 
     def _publish_identity(self) -> None:
         progress, buffer = self.ctx.progress, self.dataset.save_new_trajs_to
-        if self.ctx.role.is_learner:  # actors may have seen later versions than the one in the checkpoint
-            published = from_main(self._published_policy, self.accelerator)
+        if self.ctx.role.only_learns:  # actors may have seen later versions than the one in the checkpoint
+            published = from_main(self.published.header, self.accelerator)
             version = 0 if published is None else published.version
             progress.policy_version = max(progress.policy_version, version)
         self.fleet.put(buffer=None if buffer is None else str(buffer.parent.absolute()))
-
-    def _published_policy(self) -> PolicyInfo | None:
-        """Header of the policy file; None if there is none, or it is unreadable: it is replaced soon."""
-        try:
-            return self.latest.poll()
-        except (ValueError, OSError):
-            return None
 
     def _set_aside_earlier_data(self) -> None:
         """If this run starts from scratch, set aside the data of an earlier run of the same name."""
@@ -1345,6 +1327,7 @@ class Experiment(Settings):
         """Numbers of the remaining epochs; endless for an actor."""
         first = self.epoch
         if self._has_spent_env_steps():  # after a stop within an epoch, or with a lower limit than before
+            self.ctx.console.say(f"{_ENV_STEPS_SPENT}: training stops.")
             return
         for epoch in itertools.count(first) if self.ctx.role.is_actor else range(first, self.epochs):
             self.ctx.progress.epoch, self.epoch_metrics = epoch, {}
@@ -1373,7 +1356,7 @@ class Experiment(Settings):
         if not (self.always_load_latest or self.ctx.role.is_actor):
             return False
         self.accelerator.wait_for_everyone()  # the main process may still be writing it
-        before = self.loaded_policy
+        before = self.published.loaded
         info = self.read_latest_policy()
         if info is None and self.epoch == 0:
             logger.warning(
@@ -1383,56 +1366,44 @@ class Experiment(Settings):
         # Only a learner that was at work meanwhile ends this process too.
         is_over = info is not None and info.is_final and before is not None and before != info
         if info is not None and info.is_final and before is None and self.ctx.role.is_actor:
-            is_over = not self.pace.is_continued()
+            is_over = not self.pace.wait_for_continuation()
         return self.ctx.any(is_over and self.ctx.role.is_actor)
 
-    def _policy_age(self) -> dict[str, float]:
-        """Policy that an actor acted with and its age; empty if the process follows no learner."""
-        if (loaded := self.loaded_policy) is None:
-            return {}
-        newest = self.latest.poll() or loaded
-        published_s = loaded.published_s or self.latest.modified_s
-        return {
-            "policy/version": float(loaded.version),
-            "policy/age_s": max(0.0, time.time() - published_s),
-            "policy/versions_behind": float(max(0, newest.version - loaded.version)),
-        }
+    def _stops_at_limit(self) -> bool:
+        """True when a limit ends the run before its last epoch, which is then printed."""
+        if self._is_good_enough():
+            score, limit = self.last_val_metrics["val/return"], self.stop_at_val_return
+            reached = f"Mean return {score:.3f} has reached Experiment.stop_at_val_return = {limit}"
+        elif self._has_spent_env_steps():
+            reached = _ENV_STEPS_SPENT
+        else:
+            return False
+        self.ctx.console.say(f"{reached}: training stops.")
+        return True
 
     def _is_good_enough(self) -> bool:
         """True when the last evaluation reached stop_at_val_return."""
         score = self.last_val_metrics.get("val/return")
-        if self.ctx.role.is_actor or self.stop_at_val_return is None or score is None:
-            return False
-        if score < self.stop_at_val_return:
-            return False
-        self.ctx.console.say(
-            f"Mean return {score:.3f} has reached Experiment.stop_at_val_return = "
-            f"{self.stop_at_val_return}: training stops."
-        )
-        return True
+        limit = self.stop_at_val_return
+        return self.ctx.role.learns and limit is not None and score is not None and score >= limit
 
     def _has_spent_env_steps(self) -> bool:
         """True when all processes that collect for the run have taken max_env_steps together."""
         if self.ctx.role.is_actor or (limit := self.max_env_steps) is None:
             return False
-        taken = from_main(self.pace.count_env_steps, self.accelerator)
-        if taken >= limit:
-            self.ctx.console.say(
-                f"{taken:,} env steps have reached Experiment.max_env_steps: training stops."
-            )
-        return taken >= limit
+        return from_main(self.pace.count_env_steps, self.accelerator) >= limit
 
     def _refresh_dataset(self) -> None:
         """Let the dataset find the collected data, and log its size."""
         self.accelerator.wait_for_everyone()
         metrics = self.dataset.on_end_of_collection()
-        if self.ctx.role.is_learner and (newest_s := self.dataset.newest_time_s) is not None:
+        if self.ctx.role.only_learns and (newest_s := self.dataset.newest_time_s) is not None:
             metrics["newest_age_s"] = max(0.0, time.time() - newest_s)
         self.log(metrics, "dataset")
         self.accelerator.wait_for_everyone()
 
-    def _end_epoch(self, epoch: int, is_last: bool) -> bool:
-        """Notify all parts, and publish and save what is due; False if no epoch follows."""
+    def _end_epoch(self, epoch: int, is_last: bool) -> Literal["continue", "finish", "stopped"]:
+        """Notify all parts, and publish and save what is due; returns what the run does next."""
         shown = {
             label: self.epoch_metrics[name]
             for name, label in _CONSOLE_METRICS.items()
@@ -1446,19 +1417,24 @@ class Experiment(Settings):
             self.train_envs.call_if_defined("on_epoch_end", epoch)
         self.hooks("on_epoch_end", epoch)
         if is_last or (self.ctx.role.learns and self.epoch >= self.epochs):
-            return False
+            return "finish"
         if self.ctx.any(self.ctx.stop.after_epoch is not None):
             self._stop_between_epochs()
-            return False
+            return "stopped"
         if self.ctx.role.learns:
-            if self.always_save_latest or self.ctx.role.is_learner:
-                self.write_latest_policy()  # before the checkpoint, which stores the version
+            self._publish_if_wanted()  # before the checkpoint, which stores the version
             if is_due := self._is_due(self.ckpt_interval):
                 self.save_checkpoint()
             elif is_due := self._is_interim_save_due(epoch):
                 self._save(epoch, is_interim=True)
-            self._saved_s = self.ctx.stop.age_s() if is_due else self._saved_s
-        return True
+            if is_due:
+                self._saved_s = self.ctx.stop.age_s()
+        return "continue"
+
+    def _publish_if_wanted(self, *, is_final: bool = False) -> None:
+        """Publish the policy if there are actors, or always_save_latest asks for it."""
+        if self.always_save_latest or self.ctx.role.only_learns:
+            self.write_latest_policy(is_final=is_final)
 
     def _is_interim_save_due(self, epoch: int) -> bool:
         """True after the first epoch, and `CheckpointManager.every_minutes` after any process last saved.
@@ -1488,13 +1464,11 @@ class Experiment(Settings):
         self._exit_if_asked()
         self.ctx.progress.is_finished = True
         self.save_checkpoint()
-        if self.always_save_latest or self.ctx.role.is_learner:
-            self.write_latest_policy(is_final=True)
+        self._publish_if_wanted(is_final=True)
         self.fleet.end("finished")
 
     def _stop_between_epochs(self) -> None:
         """Save everything after a stop request, and print how to continue; `learn` returns then."""
-        self._is_stopped = True
         self.hooks("on_training_stop")
         reason = self.ctx.stop.after_epoch or "another process asked for it"
         self.fleet.end("stopped", reason)
@@ -1504,8 +1478,7 @@ class Experiment(Settings):
                 self.collector.flush()
             line = f"{where} all finished trajectories are stored."
         else:
-            if self.always_save_latest or self.ctx.role.is_learner:
-                self.write_latest_policy()  # before the checkpoint, which stores the version
+            self._publish_if_wanted()  # before the checkpoint, which stores the version
             line = f"{where} saved {self.save_checkpoint()}. {_HOW_TO_RESUME}"
         self._print_always(line)
 
@@ -1514,7 +1487,7 @@ class Experiment(Settings):
         if not self.ctx.stop_agreed():
             return
         name = self.ctx.stop.signal_name or "a signal to another process"
-        self.fleet.ending = "stopped", f"by {name}"
+        self.fleet.ends_as("stopped", f"by {name}")
         self.hooks("on_training_stop")
         if self.ctx.role.is_actor:
             if self.collector is not None:

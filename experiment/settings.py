@@ -36,7 +36,7 @@ the same at any length."""
 AUTO_BATCH_SIZES = (4, 24)
 """The smallest and the largest number of sequences of such a batch."""
 FEW_STEPS = 8
-"""Env steps per actor in a test run."""
+"""Env steps per environment in a test run."""
 
 
 class Rules(TypedDict, total=False):
@@ -97,17 +97,17 @@ class Settings:
     )
     val_timesteps_per_epoch: int = field(
         metadata=about(
-            "env steps per actor in an evaluation. Every episode that begins within them counts and is "
+            "env steps per environment in an evaluation. Every episode that begins within them counts and is "
             "played to its end, for at most ten times as many steps plus 1,000; 0 disables evaluation",
             lowest=0,
             tiny_most=FEW_STEPS,
         )
     )
     make_train_env: MakeEnv | Sequence[MakeEnv] = field(
-        metadata=about("an EnvSpec, an id, a callable, or a list with one of these per actor")
+        metadata=about("an EnvSpec, an id, a callable, or a list with one of these per environment")
     )
     make_val_env: MakeEnv | Sequence[MakeEnv] = field(
-        metadata=about("an EnvSpec, an id, a callable, or a list with one of these per actor")
+        metadata=about("an EnvSpec, an id, a callable, or a list with one of these per environment")
     )
 
     # ---- environments ----
@@ -167,7 +167,7 @@ class Settings:
     start_learning_at_epoch: int = setting(0, "first epoch that learns", lowest=0, tiny=0)
     start_collecting_at_epoch: int = setting(0, "first epoch that collects", lowest=0, tiny=0)
     train_timesteps_per_epoch: int = setting(
-        1000, "env steps per actor; 0 collects nothing", lowest=0, tiny_most=FEW_STEPS
+        1000, "env steps per environment; 0 collects nothing", lowest=0, tiny_most=FEW_STEPS
     )
     train_batches_per_epoch: int = setting(
         1000, "batches per epoch and process, for off-policy agents", lowest=0, on_policy=False
@@ -351,18 +351,18 @@ def check_for_on_policy(settings: Settings, agent: str) -> None:
     """
     num_steps, first = settings.train_timesteps_per_epoch, settings.start_collecting_at_epoch
     needs = [
-        ("mode", settings.mode == "both", "'both', because its data come from the newest policy only"),
-        ("sample_actions", settings.sample_actions, "True, because it learns from sampled actions"),
-        ("replay_ratio", settings.replay_ratio is None, "None, because it replays nothing"),
-        ("train_timesteps_per_epoch", num_steps > 0, "the length of a rollout, such as 128"),
-        ("start_collecting_at_epoch", first == 0, "0, because it trains on the rollout of each epoch"),
+        ("mode", settings.mode == "both", "'both'", "its data come from the newest policy only"),
+        ("sample_actions", settings.sample_actions, "True", "it learns from sampled actions"),
+        ("replay_ratio", settings.replay_ratio is None, "None", "it replays nothing"),
+        ("train_timesteps_per_epoch", num_steps > 0, "128", "it needs rollouts of some length"),
+        ("start_collecting_at_epoch", first == 0, "0", "it trains on the rollout of each epoch"),
     ]
-    for name, is_fine, expected in needs:
+    for name, is_fine, value, reason in needs:
         if not is_fine:
             raise ValueError(
-                f"Experiment.{name} is {getattr(settings, name)!r}, but the on-policy agent {agent} needs "
-                f"{expected}. Fix: set Experiment.{name} accordingly, or use an off-policy agent such as "
-                "Agent."
+                f"Experiment.{name} is {getattr(settings, name)!r}, but the on-policy agent {agent} cannot "
+                f"train with it: {reason}. Fix: set Experiment.{name} = {value}, or use an off-policy agent "
+                "such as Agent."
             )
     defaults = {one.name: one.default for one in fields(Settings)}
     # An on-policy agent behaves as with None anyway. A test run has set most of these settings itself.

@@ -81,7 +81,7 @@ def gin_for(env: str, agent: str | None = None, encoder: str | None = None) -> G
 _PPO_LINES = (
     "Experiment.epochs = 977                  # a million env steps",
     "Experiment.val_interval = 20",
-    "Experiment.val_timesteps_per_epoch = 1_000   # per actor, and longer than an episode",
+    "Experiment.val_timesteps_per_epoch = 1_000   # per environment, and longer than an episode",
     "PPOLearner.update_epochs = 4",
     "PPOLearner.minibatches = 4",
 )

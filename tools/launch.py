@@ -52,7 +52,7 @@ def parser() -> Parser:
     """Make the parser of this command's own options; others are passed to the run."""
     made = Parser(
         prog="python -m loxodon.tools.launch",
-        description="Start a learner and its actors. All other arguments are those of examples/run.py.",
+        description="Start a learner and its actors. All other arguments are those of `loxodon run`.",
     )
     add = made.add_argument
     add("--backend", choices=("local", "slurm", "ray"), default="local", help="where the processes run")
@@ -60,10 +60,10 @@ def parser() -> Parser:
     add("--slurm-partition", metavar="NAME", help="partition (default: the cluster's)")
     limit = "time limit per job, after which it is queued again"
     add("--slurm-minutes", type=at_least_1, default=24 * 60, metavar="N", help=limit)
-    add("--slurm-learner-gpus", type=int, default=1, metavar="N")
-    add("--slurm-actor-gpus", type=int, default=0, metavar="N")
-    add("--slurm-learner-cpus", type=at_least_1, default=8, metavar="N")
-    add("--slurm-actor-cpus", type=at_least_1, default=1, metavar="N")
+    add("--slurm-learner-gpus", type=int, default=1, metavar="N", help="GPUs of the learner's job")
+    add("--slurm-actor-gpus", type=int, default=0, metavar="N", help="GPUs of each actor's job")
+    add("--slurm-learner-cpus", type=at_least_1, default=8, metavar="N", help="CPUs of the learner's job")
+    add("--slurm-actor-cpus", type=at_least_1, default=1, metavar="N", help="CPUs of each actor's job")
     repeatable = "option for Slurm, e.g. slurm_account=lab; repeatable"
     add("--slurm-set", action="append", default=[], type=_pair, metavar="NAME=VALUE", help=repeatable)
     add(

@@ -177,7 +177,7 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
             "disk_gb": "size of all files in GB",
             "broken_files": "files that could not be read",
             "quarantined_files": "broken files that were moved to quarantine",
-            "padded_fraction": "share of an epoch's batches that is padding",
+            "padded_share": "share of an epoch's batches that is padding",
             "newest_age_s": "seconds since the newest file was written",
         },
     ),

@@ -162,7 +162,7 @@ class Sweep:
             text = f"{self.metric} {points[-1, 1]:.4g} (best: {self.study.best_value:.4g})"
         run.say(f"trial {trial.number} {text}")
 
-    def close(self) -> bool:
+    def write_results(self) -> bool:
         """Write best.gin and the report, and print a summary; returns whether a best trial exists."""
         if not self.study.get_trials(states=(_state("COMPLETE"),)):
             return False
@@ -239,7 +239,7 @@ def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence
         study, dict(found.values()), folder, command, args.metric, is_max, args.trials, parsed.through
     )
     is_complete = sweep.run(args.jobs)
-    has_best = sweep.close()
+    has_best = sweep.write_results()
     lock.release()
     if not is_complete:
         run.say("interrupted; run the same command to continue")

@@ -100,8 +100,8 @@ def _specs(make_env: MakeEnv | Sequence[MakeEnv], num_envs: int) -> list[EnvSpec
     if len(specs) != num_envs:
         raise ValueError(
             f"The list of environments has {len(specs)} entries, but Experiment.parallel_actors is "
-            f"{num_envs}. Fix: give one entry per actor, or set Experiment.parallel_actors to the number of "
-            "entries."
+            f"{num_envs}. Fix: give one entry per environment, or set Experiment.parallel_actors to the "
+            "number of entries."
         )
     return specs
 

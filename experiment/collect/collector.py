@@ -76,8 +76,8 @@ class RolloutState:
         rl2s: (N, 1+A) float32, reward and previous action.
         time_idxs: (N, 1) int64, index within the episode.
         env_names: N names.
-        hidden_state: the agent's memory, before episodes that begin are forgotten.
-        fresh: (N,) bool, True where an episode begins; None if none does.
+        hidden_state: the agent's memory; rows in `fresh` still hold that of the previous episode.
+        fresh: (N,) bool, rows whose memory is reset before the agent acts; None if there are none.
         actions: those of the step under way (or interrupted), see ActionCode; None between steps.
         extras: further outputs of the agent at that step, each (N, ...).
     """
@@ -318,19 +318,19 @@ class Collector:
         with self.cast(), self._without_gradient():
             if goes_on:
                 for group in self.groups:
-                    self._begin(group)
+                    self._begin_step(group)
             while goes_on:
                 step += 1
                 self.share_done = min(1.0, step / timesteps)
                 for group, quota in zip(self.groups, quotas, strict=True):
-                    taken += self._finish(group, quota)
+                    taken += self._finish_step(group, quota)
                     if render:
                         with self._plain_torch():
                             group.envs.render()
                     if group is self.groups[0]:  # the first group decides, so that all take as many steps
                         goes_on = step < last and _has_episodes_left(quotas) and not self.should_stop()
                     if goes_on:
-                        self._begin(group)
+                        self._begin_step(group)
         if step == last:
             self._warn_of_unfinished(quotas, step)
         return taken
@@ -348,7 +348,7 @@ class Collector:
         with torch.inference_mode(mode=False), torch.autocast(device, enabled=False):
             yield
 
-    def _begin(self, group: RolloutGroup) -> None:
+    def _begin_step(self, group: RolloutGroup) -> None:
         """Let the agent act and start the step of all envs."""
         state = group.state
         assert state is not None
@@ -366,7 +366,7 @@ class Collector:
             given[_FRESH] = state.fresh
         seen = to_device(given, self.device)
         rl2s, time_idxs, fresh = seen.pop(_RL2S), seen.pop(_TIMES), seen.pop(_FRESH, None)
-        inputs = (seen, rl2s, time_idxs, self.hidden_state(group, state, fresh))
+        inputs = (seen, rl2s, time_idxs, self._updated_hidden_state(group, state, fresh))
         if group.sinks:
             output = self.agent.act(*inputs, self.sample)
             chosen, state.hidden_state, extras = output.actions, output.hidden_state, output.extras
@@ -385,10 +385,10 @@ class Collector:
             state.extras["log_probs"] = _log_probs(probs, actions, noise, allowed)
         return actions
 
-    def hidden_state(
+    def _updated_hidden_state(
         self, group: RolloutGroup, state: RolloutState, fresh: torch.Tensor | None = None
     ) -> Any:
-        """The memory that the next action is based on; recomputed if the weights have changed.
+        """Bring the memory up to date before the next action: forget old episodes, apply new weights.
 
         fresh: `state.fresh` on the device, if it is there already.
         """
@@ -399,7 +399,7 @@ class Collector:
             state.hidden_state = sink.before_act(self.agent, state.hidden_state)
         return state.hidden_state
 
-    def _finish(self, group: RolloutGroup, quota: Quota | None) -> int:
+    def _finish_step(self, group: RolloutGroup, quota: Quota | None) -> int:
         """Wait for the step and process its results; returns the env steps taken.
 
         quota: the episodes that count; None counts all.
@@ -660,7 +660,7 @@ class Collector:
             "rl2s": state.rl2s,
             "time_idxs": state.time_idxs,
             "env_names": list(state.env_names),
-            "memory": self.agent.export_hidden_state(self.hidden_state(group, state)),
+            "memory": self.agent.export_hidden_state(self._updated_hidden_state(group, state)),
             "running": group.histories.returns.running(),
         }
 

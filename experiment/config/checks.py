@@ -414,10 +414,8 @@ def _fix(value: Any, hint: Any) -> str:
 
 def _surely_makes(known: Configurable, hint: Any) -> bool:
     """True if a function's annotation says that it returns what a callable of this hint has to return."""
-    made, wanted = (
-        known.result_hint,
-        [args[-1] for kind, args in _alternatives(hint) if kind in _CALLABLES and args],
-    )
+    made = known.result_hint
+    wanted = [args[-1] for kind, args in _alternatives(hint) if kind in _CALLABLES and args]
     return isinstance(made, type) and any(isinstance(one, type) and issubclass(made, one) for one in wanted)
 
 

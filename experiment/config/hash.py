@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-SETTINGS = (
+TECHNICAL = (
     # folder and name of the data
     "*.dset_root",
     # output, logs and retention
@@ -35,10 +35,10 @@ Fields of Experiment say so themselves, by `in_hash=False`.
 _MACRO = re.compile(r"%([\w./]+)")
 
 
-def is_setting(binding: str) -> bool:
+def is_technical(binding: str) -> bool:
     """True if `scope/Name.param` does not affect the result."""
     name = binding.rpartition("/")[2]
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in SETTINGS)
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in TECHNICAL)
 
 
 def config_hash(exp: Any, bindings: Mapping[str, str]) -> str:
@@ -53,7 +53,7 @@ def config_hash(exp: Any, bindings: Mapping[str, str]) -> str:
         for name, value in bindings.items()
         if "." in name and not name.startswith("Experiment.")
     }
-    chosen: dict[str, Any] = {name: value for name, value in bound.items() if not is_setting(name)}
+    chosen: dict[str, Any] = {name: value for name, value in bound.items() if not is_technical(name)}
     counting = [one.name for one in fields(exp) if one.metadata.get("in_hash", True)]
     chosen |= {f"Experiment.{name}": getattr(exp, name) for name in counting}
     if bound.get("CheckpointManager.exact_resume") == "True":  # episodes are cut at checkpoints
@@ -78,5 +78,5 @@ def _in_words(value: Any) -> Any:
     kept = {name.removeprefix("_"): one for name, one in getattr(value, "__dict__", {}).items()}
     arguments = [name for name in inspect.signature(kind).parameters if name in kept] if kept else []
     plain = [name for name, one in kept.items() if isinstance(one, (int, float, str))]
-    chosen = [name for name in arguments or plain if not is_setting(f"{kind.__name__}.{name}")]
+    chosen = [name for name in arguments or plain if not is_technical(f"{kind.__name__}.{name}")]
     return [kind, {name: kept[name] for name in chosen}]

@@ -21,7 +21,6 @@ from .checks import Node, shown
 from .reading import Binding, ConfigError, Source, raise_if_any, read_source, with_references
 
 _COMMENT_COLUMN = 60
-_presets_read: set[str] = set()
 _loaded: LoadedConfig | None = None
 
 
@@ -123,8 +122,6 @@ def load_config(
     for b in bindings:
         value = with_references(b.value, lambda ref: gin.config.parse_value(repr(ref)))
         gin.bind_parameter((b.scope, b.selector, b.param), value)
-    _presets_read.clear()
-    _presets_read.update(source.presets)
     _loaded = LoadedConfig(tuple(bindings), start, source)
     return _loaded
 
@@ -164,7 +161,7 @@ def starts_from_recommended() -> bool:
         gin.query_parameter("Experiment.agent_type")
     except ValueError:  # gin was cleared since, or nothing was loaded
         return False
-    return not _presets_read.isdisjoint(RECOMMENDED)
+    return _loaded is not None and not _loaded.source.presets.isdisjoint(RECOMMENDED)
 
 
 def _line(key: str, value: str, comment: str) -> str:

@@ -383,8 +383,7 @@ def _find_include(name: str, included_from: Path, origin: Origin) -> Path:
     )
 
 
-# --- explanations of syntax errors
-# ----------------------------------------------------------------------------
+# --- explanations of syntax errors ------------------------------------------------------------------------
 
 
 def _syntax_problem(error: SyntaxError | tokenize.TokenError, file: str, text: str) -> str:

@@ -72,7 +72,6 @@ class Membership:
 
     Attributes:
         id: random name of this process; unlike a pid it is never used again.
-        ending: the last state to report, and a note.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Membership:
     ) -> None:
         self.run_dir, self.run_name, self.role, self.rank = run_dir, run_name, role, rank
         self.id = uuid.uuid4().hex
-        self.ending: tuple[str, str | None] = ("stopped", None)
+        self._ending: tuple[str, str | None] = ("stopped", None)
         self._period_s = period_s
         self._values: dict[str, Any] = {
             "state": "starting",
@@ -148,15 +147,19 @@ class Membership:
         """
         self._values.update(values)
 
+    def ends_as(self, state: str, note: str | None = None) -> None:
+        """Set the state that `leave` will report."""
+        self._ending = state, note
+
     def end(self, state: str, note: str | None = None) -> None:
         """Report that this process has ended its work, and how."""
-        self.ending = state, note
+        self.ends_as(state, note)
         self.state(state, note)
 
     def leave(self) -> None:
         """Write the last state and release the lock for another learner."""
         if self._writer is not None:
-            state, note = self.ending
+            state, note = self._ending
             self._values.update(state=state, note=_one_line(note))
             self._finalizer()
             self._writer = None
@@ -239,7 +242,7 @@ class _Writer:
         """Replace pace.json. Heartbeats are read once per period, even if the state changes more often."""
         if time.monotonic() - self.known_s >= self.period_s:
             self.known, self.known_s = read_heartbeats(self.run_dir), time.monotonic()
-        write_pace(self.run_dir, record, self.known)
+        write_learner_report(self.run_dir, record, self.known)
 
     def speeds(self, env_steps: int, gradient_steps: int) -> dict[str, float]:
         """Env steps and updates per second over the last seconds."""
@@ -268,6 +271,7 @@ class Heartbeat:
         policy_version: version that it acts with, or has published.
         began_env_steps, began_updates: counters of the run when training began, in a learner; None before.
         forgotten_env_steps: env steps of actors with deleted files, in a learner.
+        lacks_data: True in a learner that waits for trajectories.
         buffer: folder with the trajectories (`.../buffer`).
         machine: see machine_id. modified: unix seconds, by the clock of the file system.
         life: "alive"; "ended" after it reported its end; "dead" if it ended without a report. A process of
@@ -294,6 +298,7 @@ class Heartbeat:
     began_env_steps: int | None = None
     began_updates: int | None = None
     forgotten_env_steps: int = 0
+    lacks_data: bool = False
     buffer: str | None = None
     loxodon: str | None = None
     machine: str | None = None
@@ -307,7 +312,7 @@ class Heartbeat:
         return self.life == "alive"
 
 
-_CASTS = {"str": str, "str | None": str, "int": int, "int | None": int, "float": float}
+_CASTS = {"str": str, "str | None": str, "int": int, "int | None": int, "float": float, "bool": bool}
 _UNREADABLE = (ValueError, TypeError, AttributeError, KeyError, OverflowError)
 _KINDS: dict[str, Any] = {
     f.name: _CASTS[str(f.type)] for f in dataclasses.fields(Heartbeat) if f.type in _CASTS
@@ -331,7 +336,7 @@ def read_heartbeats(run_dir: Path) -> list[Heartbeat]:
 
 
 @dataclass(frozen=True)
-class Pace:
+class LearnerReport:
     """Report of a learner to its actors.
 
     Attributes:
@@ -347,7 +352,7 @@ class Pace:
     num_actors: int
 
 
-def write_pace(run_dir: Path, learner: Mapping[str, Any], beats: Sequence[Heartbeat]) -> None:
+def write_learner_report(run_dir: Path, learner: Mapping[str, Any], beats: Sequence[Heartbeat]) -> None:
     """Replace pace.json. learner: record of its heartbeat. beats: those of the run. Raises: OSError."""
     actors = [beat for beat in beats if beat.role == "actor"]
     content = {
@@ -360,14 +365,15 @@ def write_pace(run_dir: Path, learner: Mapping[str, Any], beats: Sequence[Heartb
     write_text(run_dir / STATUS_FOLDER / PACE_FILE, text, is_durable=False)
 
 
-def read_pace(run_dir: Path) -> Pace | None:
+def read_learner_report(run_dir: Path) -> LearnerReport | None:
     """The report of a run's learner; None if there never was one, or the file cannot be read."""
     path = run_dir / STATUS_FOLDER / PACE_FILE
     try:
         with path.open("rb") as file:
             raw, modified = parse_json(file.read()), os.fstat(file.fileno()).st_mtime
         counted = {str(name): int(steps) for name, steps in raw["counted"].items()}
-        return Pace(_beat(raw, path, modified), int(raw["run_env_steps"]), counted, int(raw["num_actors"]))
+        learner, env_steps = _beat(raw, path, modified), int(raw["run_env_steps"])
+        return LearnerReport(learner, env_steps, counted, int(raw["num_actors"]))
     except (OSError, *_UNREADABLE):
         return None
 

@@ -31,9 +31,9 @@ from typing import Any
 import gin
 
 from ...data.errors import check_number
-from ..contracts import NO_DATA, RunContext
+from ..contracts import RunContext
 from ..process.distributed import from_main
-from .heartbeat import Heartbeat, Pace, newest_learner, read_heartbeats, read_pace
+from .heartbeat import Heartbeat, LearnerReport, newest_learner, read_heartbeats, read_learner_report
 from .shared_folder import SHARED, location_of
 
 DELETE_AFTER_S = 24 * 3600.0  # files of processes that ended longer ago are deleted
@@ -239,15 +239,15 @@ class ReplayRatio:
         if self.ratio is not None:
             self._await_learner(self.ratio)
         else:
-            self._warn_without_learner(read_pace(self.ctx.run_dir))
+            self._warn_without_learner(read_learner_report(self.ctx.run_dir))
             self._env_steps_left, self._poll_at_s = math.inf, time.monotonic() + POLL_S
 
-    def _warn_without_learner(self, pace: Pace | None) -> None:
+    def _warn_without_learner(self, report: LearnerReport | None) -> None:
         """Warn repeatedly while an actor finds no learner in this folder."""
-        if pace is not None and (pace.learner.is_alive or pace.learner.state == "finished"):
+        if report is not None and (report.learner.is_alive or report.learner.state == "finished"):
             self._seen_s = time.monotonic()
         elif self._should_warn():
-            there_is = "There is no learner" if pace is None else "The learner is not running"
+            there_is = "There is no learner" if report is None else "The learner is not running"
             _logger.warning(
                 "%s in %s, the run folder that this actor sees, so its policy never changes. Fix: start "
                 "a learner with the same Experiment.run_name and Experiment.ckpt_base_dir. If one is "
@@ -292,13 +292,13 @@ class ReplayRatio:
         learner starts, nor after it has finished. Actors do wait for a dead learner: it is expected to
         restart, and is already behind.
         """
-        pace = read_pace(self.ctx.run_dir)
-        self._warn_without_learner(pace)
-        if pace is None or pace.learner.state == "finished":
+        report = read_learner_report(self.ctx.run_dir)
+        self._warn_without_learner(report)
+        if report is None or report.learner.state == "finished":
             return math.inf
-        learner, is_counted = pace.learner, self.process_id in pace.counted
-        env_steps = pace.env_steps - pace.counted.get(self.process_id, 0) + self.env_steps
-        if learner.note == NO_DATA:
+        learner, is_counted = report.learner, self.process_id in report.counted
+        env_steps = report.env_steps - report.counted.get(self.process_id, 0) + self.env_steps
+        if learner.lacks_data:
             return math.inf
         if learner.began_env_steps is None or learner.began_updates is None:
             left = max(0, self.start_after - env_steps)
@@ -307,16 +307,16 @@ class ReplayRatio:
             left = ratio.env_steps_allowed(env_steps - learner.began_env_steps, updates)
         if not left:
             self._report_waiting(ratio, learner)
-        return min(left, max(1, left // max(1, pace.num_actors + (not is_counted))))
+        return min(left, max(1, left // max(1, report.num_actors + (not is_counted))))
 
-    def is_continued(self) -> bool:
+    def wait_for_continuation(self) -> bool:
         """Wait a minute for a learner that continues a finished run; False if none does.
 
         Actors may be started before the learner that continues a run with more epochs. Without one, nobody
         would use or delete what they collect.
         """
         end_s = time.monotonic() + CONTINUE_S
-        while (pace := read_pace(self.ctx.run_dir)) is not None and pace.learner.state == "finished":
+        while (found := read_learner_report(self.ctx.run_dir)) and found.learner.state == "finished":
             if self.ctx.stop.requested() or time.monotonic() >= end_s:
                 return False
             if not self._has_reported_waiting:
@@ -362,7 +362,7 @@ class ReplayRatio:
 
     def before_update(self) -> bool:
         """Return when the env steps allow for an update; False if the run was asked to stop."""
-        if self.ratio is None or not self.ctx.role.is_learner:
+        if self.ratio is None or not self.ctx.role.only_learns:
             return True
         if self._updates_left < 1 and not self._await_actors(self.ratio):
             return False

@@ -311,7 +311,7 @@ class Learner:
             grad_norms = self._step(log_step, batches if checks_finite else None)
         if self.skipped_updates == skipped_before:
             for batch, one in zip(batches, found, strict=True):
-                self._report(batch, one)
+                self._report_priorities(batch, one)
         metrics = {name: _sum([one[name].detach() for one in losses]) for name in losses[0]}
         if log_step:
             metrics = self._with_details({**found[-1], **metrics}, batches, grad_norms)
@@ -484,7 +484,7 @@ class Learner:
                 "requires_grad_(False)."
             )
 
-    def _report(self, batch: AnyBatch, found: Mapping[str, Any]) -> None:
+    def _report_priorities(self, batch: AnyBatch, found: Mapping[str, Any]) -> None:
         """Report to the dataset how badly the critics predict each window of a batch."""
         if self.report_priorities is None or not isinstance(batch, Batch) or batch.sources is None:
             return

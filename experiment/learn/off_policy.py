@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ...data import Batch, BatchLoader, RLDataset
-from ..contracts import NO_DATA, RunContext, Trainer
+from ..contracts import RunContext, Trainer
 from ..fleet import ReplayRatio
-from ..process.distributed import StopWatch, merge_metrics
+from ..process.distributed import StopPoller, merge_metrics
 from .batches import copied_ahead, in_buckets
 from .learner import Learner, log_metrics
 
@@ -74,22 +74,26 @@ class OffPolicyTrainer(Trainer):
             return f"{self.pace.ratio.value:g} updates {of_sequences} per env step"
         return f"{self.num_batches // self.batches_per_update:,} updates {of_sequences}"
 
-    def ready(self) -> bool:
+    def wait_for_data(self) -> bool:
         """True when the dataset is ready. A learner waits for actors; other modes skip the training."""
         if self.ctx.progress.epoch < self.first_epoch or self.num_batches == 0:
             return False
-        waits, reminded_s = self.ctx.role.is_learner, -math.inf
+        waits, reminded_s = self.ctx.role.only_learns, -math.inf
         while True:
             is_warm = not waits or self.pace.is_warm()
             if not self.ctx.any(not (is_warm and self.dataset.ready_for_training)):
                 self.idle_epochs = 0
+                if waits:
+                    self.ctx.status.put(lacks_data=False)
                 return True
             if not waits:
                 self._note_idle_epoch()
                 return False
             if self.ctx.stop_agreed():
                 return False
-            self.ctx.status.state("waiting", "for the first env steps of actors" if not is_warm else NO_DATA)
+            self.ctx.status.put(lacks_data=is_warm)
+            what = "trajectories to train on" if is_warm else "the first env steps of actors"
+            self.ctx.status.state("waiting", f"for {what}")
             if time.monotonic() - reminded_s > _REMIND_S:
                 reminded_s = time.monotonic()
                 self.ctx.console.say(self.why_idle())
@@ -115,7 +119,7 @@ class OffPolicyTrainer(Trainer):
         skipped_before, micro_batches, last = self.learner.skipped_updates, [], num_batches - 1
         sums: dict[str, Any] = dict.fromkeys(_LOSSES, 0.0)
         num_updates, num_counted, shown_s = 0, 0, start_s
-        stops = StopWatch(self.ctx.stop.requested, self.ctx.accelerator)
+        stops = StopPoller(self.ctx.stop.requested, self.ctx.accelerator)
         self.ctx.console.show(epoch, "learning", {})
         self.ctx.console.measure(lambda: num_updates * self.batches_per_update / num_batches)
         # The number of batches so far follows from the epoch, so that a resumed run logs at the same points.
@@ -148,13 +152,13 @@ class OffPolicyTrainer(Trainer):
             means = {name: float(total) / num_counted for name, total in sums.items()} if num_counted else {}
             skips = self.learner.skipped_updates - skipped_before
             more = self._policy_lag(versions) | self.pace.metrics()
-            self._report(means, more, num_updates, skips, time.perf_counter() - start_s)
+            self._log_and_check(means, more, num_updates, skips, time.perf_counter() - start_s)
 
     def _batches(self, epoch: int, num_batches: int) -> Iterator[Batch]:
         batches = in_buckets(self.loader.epoch(epoch, num_batches), self.bucket_size)
         return copied_ahead(batches, self.ctx.accelerator.device)
 
-    def _report(
+    def _log_and_check(
         self,
         means: Mapping[str, float],
         more: Mapping[str, float],

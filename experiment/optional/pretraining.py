@@ -20,7 +20,7 @@ from ..contracts import Run
 from ..learn.batches import copied_ahead
 from ..learn.learner import Learner, log_metrics, masked_losses
 from ..ppo import PPOLearner
-from ..process.distributed import StopWatch, merge_metrics
+from ..process.distributed import StopPoller, merge_metrics
 from ..process.rng import derive_seed, isolated_rng
 from ..settings import Settings
 
@@ -191,7 +191,7 @@ class Pretraining(Callback):
         agent, estimate = learner.agent, self.trainer.advantage_estimator
         assert isinstance(agent, OnPolicyAgent)
         agent.train()
-        stops = StopWatch(run.ctx.stop.requested, run.ctx.accelerator)
+        stops = StopPoller(run.ctx.stop.requested, run.ctx.accelerator)
         start_s = shown_s = time.perf_counter()
         seen = list[dict[str, Any]]()  # the losses of every update
         loader, micro_batches = self._loader(), list[Any]()

@@ -21,7 +21,7 @@ from ...data.errors import check_choice
 from ...nets import summed_over_processes
 from ..contracts import RunContext, Stateful, Trainer
 from ..learn.learner import Learner, log_metrics
-from ..process.distributed import StopWatch, merge_metrics, merged
+from ..process.distributed import StopPoller, merge_metrics, merged
 from ..process.rng import derive_seed
 from . import sequences
 from .buffer import CollectedRollout, RolloutBuffer, check_rollout, join
@@ -212,7 +212,7 @@ class PPOLearner(Trainer):
         self.ctx.console.show(epoch, "learning", {})
         start_s = time.perf_counter()
         self.agent.set_progress(self.ctx.progress.share)
-        should_stop = StopWatch(self.ctx.stop.requested, self.accelerator).after_update
+        should_stop = StopPoller(self.ctx.stop.requested, self.accelerator).after_update
         own = self.learn_from_rollout(epoch, should_stop, updates=epoch >= self.first_epoch)
         metrics = merge_metrics(own, 1.0, self.accelerator)
         elapsed_s = time.perf_counter() - start_s

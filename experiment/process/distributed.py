@@ -129,7 +129,7 @@ def merged(
     return found
 
 
-class StopWatch:
+class StopPoller:
     """Lets all processes stop at the same update if any of them was asked to stop during training.
 
     A single process checks after every update. Several processes check together about once a second, after a

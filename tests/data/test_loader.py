@@ -109,8 +109,8 @@ def test_a_pool_lowers_the_padding_and_the_metric_counts_it(
         batches = list(loader.epoch(0, 50))
         zeros = sum(int((~batch.mask).sum()) for batch in batches)
         expected = zeros / sum(batch.mask.numel() for batch in batches)
-        assert loader.metrics() == {"padded_fraction": pytest.approx(expected)}
-        return loader.metrics()["padded_fraction"]
+        assert loader.metrics() == {"padded_share": pytest.approx(expected)}
+        return loader.metrics()["padded_share"]
 
     assert 0 < padded(pool_batches=8) < padded(pool_batches=1) / 2
     assert drawn[:7] == [32] * 6 + [8]
@@ -140,7 +140,7 @@ def test_packed_batches_hold_the_windows_of_padded_ones_in_less_space(dataset: D
             real, window = batch.timestep_mask[..., 0], batch.window_idxs
             assert real.shape[1] <= dataset.max_seq_len + 1
             found.append(sorted(batch.obs["position"][real & (window == k)][:, 0].tolist() for k in range(4)))
-        return found, loader.metrics()["padded_fraction"]
+        return found, loader.metrics()["padded_share"]
 
     (padded, much), (packed, little) = epoch(packs=False), epoch(packs=True)
     assert packed == padded

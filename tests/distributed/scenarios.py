@@ -24,7 +24,7 @@ from loxodon.envs import EnvSpec, Histories, TMazePassive
 from loxodon.experiment import Callback, Experiment
 from loxodon.experiment.learn.optimizer import make_optimizer
 from loxodon.experiment.optional.freezing import ParamFreezer
-from loxodon.experiment.process.distributed import StopWatch, merge_episodes, merge_metrics
+from loxodon.experiment.process.distributed import StopPoller, merge_episodes, merge_metrics
 from loxodon.nets import TanhGaussian
 
 from ..agents.recommended import all_of, recommended
@@ -297,7 +297,7 @@ def _episodes(exp: Experiment, rank: int) -> dict[str, float]:
 def _stops(exp: Experiment, rank: int) -> int:
     """The update at which the processes stop if one of them is asked to before its fourth."""
     count = 0
-    watch = StopWatch(lambda: rank == 1 and count >= 4, exp.accelerator)
+    watch = StopPoller(lambda: rank == 1 and count >= 4, exp.accelerator)
     while not watch.after_update():
         count += 1
         torch.ones(1).sum()

@@ -61,7 +61,7 @@ def publish(run_dir: Path) -> None:
     """Write the pace file of the learner of these heartbeats, if any, with the age of its heartbeat."""
     beats = read_heartbeats(run_dir)
     if (learner := heartbeat.newest_learner(beats)) is not None:
-        heartbeat.write_pace(run_dir, json.loads(learner.path.read_text()), beats)
+        heartbeat.write_learner_report(run_dir, json.loads(learner.path.read_text()), beats)
         os.utime(run_dir / "status" / "pace.json", (learner.modified, learner.modified))
 
 

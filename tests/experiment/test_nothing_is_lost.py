@@ -313,7 +313,7 @@ def test_a_learner_that_died_before_it_published_its_last_policy_does_so_when_st
     exp = run(make_experiment(tmp_path))
     exp.checkpoints.latest_path.unlink()
     again = run(make_experiment(tmp_path, mode="learn"), lambda exp: exp.load_checkpoint())
-    info = again.latest.poll()
+    info = again.published.header()
     assert info is not None
     assert info.is_final
 

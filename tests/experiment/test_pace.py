@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loxodon.experiment.contracts import NO_DATA, Progress, Role
+from loxodon.experiment.contracts import Progress, Role
 from loxodon.experiment.fleet import ReplayRatio, pace, read_heartbeats
 from loxodon.experiment.fleet.pace import Ratio
 
@@ -114,8 +114,8 @@ def test_no_step_is_counted_twice_whether_files_stay_or_vanish(tmp_path: Path) -
         ({"gradient_steps": 200, "rank": 1}, None),  # there is no learner yet
         ({"began_env_steps": None}, "for the learner's updates"),  # enough for it to begin
         ({"began_env_steps": None, "start_after": 701}, None),
-        ({"began_env_steps": None, "note": NO_DATA}, None),
-        ({"gradient_steps": 200, "note": NO_DATA}, None),  # resumed without its trajectories
+        ({"began_env_steps": None, "lacks_data": True}, None),
+        ({"gradient_steps": 200, "lacks_data": True}, None),  # resumed without its trajectories
     ],
 )
 def test_an_actor_waits_while_it_is_too_far_ahead(
@@ -138,13 +138,13 @@ def test_an_actor_of_a_finished_run_waits_for_its_continuation(
 ) -> None:
     monkeypatch.setattr(pace.time, "sleep", lambda _: None)
     actor = Process(tmp_path, "collect", "self")
-    assert actor.pace.is_continued()  # there is no learner yet
+    assert actor.pace.wait_for_continuation()  # there is no learner yet
     write_beat(tmp_path, "L", role="learner", state="finished")
     publish(tmp_path)
-    assert not actor.pace.is_continued()
+    assert not actor.pace.wait_for_continuation()
     monkeypatch.setattr(actor.pace.ctx.stop, "requested", lambda: False)
     monkeypatch.setattr(pace, "CONTINUE_S", 0.0)
-    assert not actor.pace.is_continued()
+    assert not actor.pace.wait_for_continuation()
     monkeypatch.setattr(pace, "CONTINUE_S", 1e9)
 
     def another_begins(_: float) -> None:
@@ -152,7 +152,7 @@ def test_an_actor_of_a_finished_run_waits_for_its_continuation(
         publish(tmp_path)
 
     monkeypatch.setattr(pace.time, "sleep", another_begins)
-    assert actor.pace.is_continued()
+    assert actor.pace.wait_for_continuation()
     assert "unless a learner continues the run" in actor.lines[0]
 
 

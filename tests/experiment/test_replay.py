@@ -141,7 +141,7 @@ def test_files_of_other_spaces_are_set_aside_and_training_continues(tmp_path: Pa
     assert "float32[5], expected float32[2]" in reasons[0].read_text()
     records = metrics(experiment.run_dir)
     assert max(record.get("dataset/broken_files", 0) for record in records) == 1
-    assert any(record.get("dataset/padded_fraction") is not None for record in records)
+    assert any(record.get("dataset/padded_share") is not None for record in records)
 
 
 def test_a_resumed_run_takes_its_own_learning_rate(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...data.errors import FormatError
 from ...experiment.checkpoint.record import bindings_of
-from ...experiment.config.hash import is_setting
+from ...experiment.config.hash import is_technical
 from ...experiment.fleet.heartbeat import RUN_FOLDERS, newest_learner, read_heartbeats
 from ...experiment.output.plots import Curves, is_number, metrics_of, points_of, read_curves
 from ...experiment.process.files import check_inside, parse_json, read_text
@@ -193,7 +193,7 @@ def _state(folder: Path) -> str:
 
 
 def _settings(text: str) -> dict[str, str]:
-    found = {name: value for name, value in bindings_of(text).items() if not is_setting(name)}
+    found = {name: value for name, value in bindings_of(text).items() if not is_technical(name)}
     for name in fields_with("in_hash"):  # the fields of Experiment that do not affect the result
         found.pop(f"Experiment.{name}", None)
     return found

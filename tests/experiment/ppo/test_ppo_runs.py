@@ -33,7 +33,10 @@ VALUE_ROUNDING = rounding(1.0, num_ops=256 * 4 * 8)  # width and layers of the a
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"mode": "learn"}, r"Experiment.mode is 'learn', but the on-policy agent .* needs 'both'.*Fix:"),
+        (
+            {"mode": "learn"},
+            r"Experiment.mode is 'learn'.*on-policy agent.*Fix: set Experiment.mode = 'both'",
+        ),
         ({"mode": "collect"}, r"Experiment.mode is 'collect'.*Fix:"),
         ({"sample_actions": False}, r"Experiment.sample_actions is False.*Fix:"),
         ({"replay_ratio": 1.0}, r"Experiment.replay_ratio is 1.0.*Fix:"),
