@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from loxodon.experiment.contracts import Progress, Role
 from loxodon.experiment.fleet import ReplayRatio, pace, read_heartbeats
 from loxodon.experiment.fleet.pace import Ratio
+from loxodon.experiment.learn import off_policy
 
 from .fakes import make_experiment, metrics, run
 from .test_heartbeat import publish, write_beat
@@ -154,6 +155,27 @@ def test_an_actor_of_a_finished_run_waits_for_its_continuation(
     monkeypatch.setattr(pace.time, "sleep", another_begins)
     assert actor.pace.wait_for_continuation()
     assert "unless a learner continues the run" in actor.lines[0]
+
+
+def test_a_learner_without_data_says_so_to_its_actors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run(make_experiment(tmp_path, epochs=1)).run_dir / "buffer/fifo"
+    for path in folder.iterdir():
+        path.rename(tmp_path / path.name)
+    learner = make_experiment(tmp_path, mode="learn")
+    learner.start()
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(learner.fleet, "put", lambda **values: told.append(values))
+
+    def data_arrive(_: float) -> None:
+        for path in tmp_path.glob("*.npz"):
+            path.rename(folder / path.name)
+
+    monkeypatch.setattr(off_policy.time, "sleep", data_arrive)
+    assert learner.trainer.wait_for_data()
+    assert told == [{"lacks_data": True}, {"lacks_data": False}]
+    learner.close()
 
 
 OPENED: list[str] | None = None
