@@ -108,5 +108,5 @@ class Agent(FilteredActorAgent):
         if self.online_coeff:
             loss = loss - self.online_coeff * self.values.normalize(q_policy.amin(2))
         if self.offline_coeff:
-            loss = loss - self.offline_coeff * weights * policy.log_prob(transitions.recorded)
+            loss = loss - self.offline_coeff * weights * self.imitation_log_prob(policy, transitions.recorded)
         return self.with_entropy_bonus(loss, policy), weights

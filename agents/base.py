@@ -30,6 +30,8 @@ from ..nets.mlp import RMSNorm
 from .policies import ActionMask, distribution_for
 from .sequence_model import SequenceModel, build_encoders
 
+_FORBIDDEN = -1e8  # log-probabilities of actions that a mask forbids are lower
+
 
 @dataclass(frozen=True)
 class LossTerms:
@@ -188,6 +190,11 @@ class BaseAgent(nn.Module, ABC):
         if self.action_mask is None:
             return policy
         return policy.masked(self.allowed_actions(obs, policy.params))
+
+    def imitation_log_prob(self, policy: PolicyDistribution, actions: Tensor) -> Tensor:
+        """Log-probabilities (..., 1) of recorded actions to imitate; 0 for those that a mask forbids."""
+        log_probs = policy.log_prob(actions)
+        return log_probs if self.action_mask is None else log_probs.where(log_probs > _FORBIDDEN, 0.0)
 
     def allowed_actions(self, obs: dict[str, Tensor], like: Tensor) -> Tensor:
         """(..., A) bool, True for allowed actions, with axes of size 1 to fit `like`, such as (..., G, A)."""

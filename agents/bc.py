@@ -49,7 +49,7 @@ class BCAgent(BaseAgent):
         """The losses of a batch, see BaseAgent.forward; the critic loss is 0."""
         state, obs = self.encode(batch)[:, :-1], {key: x[:, :-1] for key, x in batch.obs.items()}
         policy = self.restrict(self.policy(self.actor_input(state, obs)), obs)
-        log_probs = policy.log_prob(batch.actions)
+        log_probs = self.imitation_log_prob(policy, batch.actions)
         loss = -log_probs
         if self.entropy_coeff:
             loss = loss - self.entropy_coeff * policy.entropy()

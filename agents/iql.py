@@ -85,7 +85,7 @@ class IQLAgent(OffPolicyAgent):
         policy = self.policies(self.actor, transitions.current)
         advantages = q_target - v.detach()[:, :, 0]
         weights = self._weights(advantages)
-        actor_loss = -weights * policy.log_prob(transitions.recorded)
+        actor_loss = -weights * self.imitation_log_prob(policy, transitions.recorded)
         metrics: dict[str, Tensor] = {}
         if with_metrics:
             metrics = self.metrics(

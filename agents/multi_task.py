@@ -82,7 +82,7 @@ class MultiTaskAgent(FilteredActorAgent):
         policy = self.policies(self.actor, transitions.current)
         q, advantages = self._advantages(transitions, policy, logits)
         weights = self.filter_weights(advantages)
-        imitation = -weights * policy.log_prob(transitions.recorded)
+        imitation = -weights * self.imitation_log_prob(policy, transitions.recorded)
         actor_loss = self.with_entropy_bonus(imitation, policy)
         metrics: dict[str, Tensor] = {}
         if with_metrics:

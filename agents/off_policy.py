@@ -420,7 +420,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         rows = mask.flatten()
         if policy is not None:
             per_discount["policy_entropy"] = policy.entropy()
-            log_probs = policy.log_prob(transitions.recorded)
+            log_probs = self.imitation_log_prob(policy, transitions.recorded)
             found["action_log_prob"] = masked_mean(log_probs[:, :, -1], mask)
             if isinstance(self.actor, Actor):
                 layers = self.actor.activations(

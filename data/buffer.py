@@ -109,11 +109,16 @@ class Quarantine:
             num_seen: files that this process has listed since it started.
         """
         if self.num_broken > max(1, MAX_BROKEN_SHARE * num_seen):
+            now = (
+                f"They are in {self.folder}, each with its reason"
+                if self._may_move
+                else f"This process leaves them in place; `loxodon data check {self.folder.parent} "
+                f"--quarantine` moves them to {self.folder.name}/"
+            )
             raise ValueError(
                 f"{self.num_broken} of {num_seen} trajectory files in {self.folder.parent} are broken, more "
-                f"than {MAX_BROKEN_SHARE:.0%}. The last reason: {self._find_reason()} A process with edit "
-                f"rights moves them to {self.folder}, each with its reason. Fix: correct the program that "
-                "writes such files, and give each kind of environment its own dataset "
+                f"than {MAX_BROKEN_SHARE:.0%}. The last reason: {self._find_reason()} {now}. Fix: correct "
+                "the program that writes such files, and give each kind of environment its own dataset "
                 "(DiskTrajDataset.dset_name)."
             )
 

@@ -89,6 +89,10 @@ class RLDataset(ABC):
         """True if there is enough to sample from."""
         return True
 
+    def describe_lack(self) -> str:
+        """A verb phrase about what is missing while the dataset is not ready, for errors."""
+        return "holds too few trajectories"
+
     @property
     def newest_time_s(self) -> float | None:
         """Unix time of the newest trajectory, as of the last refresh; None if unknown."""

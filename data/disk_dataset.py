@@ -135,6 +135,14 @@ class DiskTrajDataset(RLDataset):
     def ready_for_training(self) -> bool:
         return self.num_files >= self.dset_min_size
 
+    def describe_lack(self) -> str:
+        path = self._buffer.path
+        if not path.is_dir():
+            return f"has no trajectories, because the folder {path} does not exist"
+        if not self.num_files:
+            return f"has no trajectories: {path} holds none in fifo/ and protected/"
+        return f"holds {self.num_files} trajectories (DiskTrajDataset.dset_min_size is {self.dset_min_size})"
+
     @property
     def num_files(self) -> int:
         """Number of files in both folders, as of the last refresh."""

@@ -168,7 +168,8 @@ def split_episodes(
 
     Args:
         obs: (S, ...) or a dict of such arrays; the key of a single array is "observation".
-        actions: (S,) or (S, 1) integers if discrete, (S, K) if MultiDiscrete, else (S, A) floats in [-1, 1].
+        actions: (S,) or (S, 1) integers or bools if discrete, (S, K) integers if MultiDiscrete, which needs
+            `num_actions`, else (S, A) floats in [-1, 1].
         rews: (S,) or (S, 1), environment units.
         terminated: (S,) or (S, 1), True where the environment reached an end ("terminals").
         truncated: (S,) or (S, 1), True where a time limit cut the episode ("timeouts").
@@ -248,7 +249,7 @@ def _as_columns(obs: Array | Mapping[str, Array]) -> dict[str, Array]:
 
 def _rows_of(actions: Array, num_actions: Any) -> Array:
     """Convert continuous actions, or those of one factor, to rows (S, A)."""
-    if actions.dtype.kind in "iu":
+    if actions.dtype.kind in "iub":
         width = int(actions.max(initial=0)) + 1 if num_actions is None else num_actions
         return action_rows(actions.astype(np.int64), width)
     rows = actions.reshape(len(actions), -1).astype(np.float32)

@@ -439,6 +439,12 @@ def export_minari(
     return len(episodes), num_timesteps
 
 
+def dataset_folder(dataset_id: str) -> Path:
+    """The folder in which Minari keeps a dataset, below MINARI_DATASETS_PATH or in the home folder."""
+    root = importlib.import_module("minari.storage.datasets_root_dir").get_dataset_path()
+    return Path(root) / dataset_id
+
+
 def _new_dataset_folder(dataset_id: str) -> Path:
     parse = importlib.import_module("minari.dataset.minari_dataset").parse_dataset_id
     try:
@@ -448,8 +454,7 @@ def _new_dataset_folder(dataset_id: str) -> Path:
             f"{dataset_id!r} is not the id of a Minari dataset; allowed are name-v0, env/name-v0, "
             "group/env/name-v0. Fix: end it with -v and a number."
         ) from error
-    root = importlib.import_module("minari.storage.datasets_root_dir").get_dataset_path()
-    folder = Path(root) / dataset_id
+    folder = dataset_folder(dataset_id)
     if folder.exists():
         raise FileExistsError(
             f"Minari dataset {dataset_id!r} already exists in {folder}. Fix: raise its version number, or "

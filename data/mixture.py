@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +17,8 @@ from .disk_dataset import DiskTrajDataset
 from .errors import check_number
 from .sampling import PrioritySampler
 from .trajectory import Layout, Trajectory
+
+_logger = logging.getLogger("loxodon")
 
 
 @gin.configurable
@@ -126,9 +129,19 @@ class MixtureOfDatasets(RLDataset):
         total: float = weights.sum()
         return weights / total if total > 0 else weights
 
+    def describe_lack(self) -> str:
+        return f"is empty: {'; '.join(f'{one} {one.describe_lack()}' for one in self.datasets)}"
+
     def on_run_start(self) -> None:
         for dataset in self.datasets:
             dataset.on_run_start()
+            if not dataset.ready_for_training and dataset not in self._takers():
+                _logger.warning(
+                    "%s %s. Until it is ready, windows come from the other datasets of the mixture. "
+                    "Fix: if that is not intended, correct its folder.",
+                    dataset,
+                    dataset.describe_lack(),
+                )
 
     def on_new_epoch(self, epoch: int) -> None:
         self._epoch = epoch

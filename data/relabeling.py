@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import gin
 import numpy as np
@@ -64,10 +65,25 @@ class Relabeler(ABC):
             )
         return self.shape_rewards(rewards[:, 0], self.epoch)[:, None]
 
+    def _check(self, relabeled: Any) -> None:
+        """Raise an error that names this class if its result is not a trajectory to learn from."""
+        name, kind = f"{type(self).__name__}.relabel", type(relabeled).__name__
+        if not isinstance(relabeled, Trajectory):
+            raise TypeError(f"{name} returned a {kind}, but must return a Trajectory. Fix: correct it.")
+        expected, found = (len(relabeled), 1), relabeled.rews.shape
+        if found != expected or not np.isfinite(relabeled.rews).all():
+            raise ValueError(
+                f"{name} returned rewards of shape {found}, or values that are not finite, but they must be "
+                f"finite and of shape {expected}. Fix: correct it."
+            )
+
     def apply(self, traj: Trajectory, rng: np.random.Generator) -> Trajectory:
         """Relabel, and drop extras that the new trajectory invalidates; datasets call this."""
         relabeled = self.relabel(traj, rng)
-        if relabeled is traj or not relabeled.extras:
+        if relabeled is traj:
+            return traj
+        self._check(relabeled)
+        if not relabeled.extras:
             return relabeled
         extras = {name: value for name, value in relabeled.extras.items() if name not in STALE_WHEN_RELABELED}
         return dataclasses.replace(relabeled, extras=extras)

@@ -252,14 +252,18 @@ class Experiment(Settings):
             self.ctx.progress.seed = read_metadata(newest).get("seed", self.run_seed)
         self.begins_anew = False  # its own checkpoint is newer than the one it began from
 
+    @property
+    def _is_offline(self) -> bool:
+        """True if no process of the run takes env steps for it."""
+        return self.ctx.role.does_both and self.train_timesteps_per_epoch == 0
+
     def _make_pace(self) -> ReplayRatio:
         """Make the object that lets learner and actors wait for each other."""
         env_steps_per_epoch = self.parallel_actors * self.train_timesteps_per_epoch
-        is_offline = self.ctx.role.does_both and not env_steps_per_epoch  # no env steps, no ratio
         pace: ReplayRatio = ReplayRatio(
             self.ctx,
             self.fleet.id,
-            None if is_offline else self.replay_ratio,
+            None if self._is_offline else self.replay_ratio,  # no env steps, no ratio
             epoch_updates=self.train_batches_per_epoch // self.batches_per_update,
             batches_per_update=self.batches_per_update,
             start_after=env_steps_per_epoch * (self.start_learning_at_epoch + 1),
@@ -287,6 +291,12 @@ class Experiment(Settings):
         updates = self.train_batches_per_epoch // self.batches_per_update
         if updates and not self.start_collecting_at_epoch and self.replay_ratio is None and not is_chosen:
             self.replay_ratio = updates / env_steps
+
+    def _check_offline_data(self) -> None:
+        """Raise ValueError if there is nothing to train on, and nothing will be collected."""
+        learns = self.epochs > 0 and self.train_batches_per_epoch > 0
+        if self._is_offline and learns and not self.dataset.ready_for_training:
+            raise ValueError(self.why_idle())
 
     def _seed_process(self) -> None:
         """Seed the global generators, from which environments may draw, differently in every process."""
@@ -561,6 +571,7 @@ class Experiment(Settings):
             has_tensorboard=not is_actor,
             wandb=wandb,
             wandb_metrics=self.log_to_wandb,
+            x_axis="gradient_steps" if self._is_offline else "env_steps",
         )
 
     @functools.cached_property
@@ -675,6 +686,7 @@ class Experiment(Settings):
         if (limit := self._limit_of_finished_run()) is not None:
             self._close_finished_run(limit)
             return
+        self._check_offline_data()
         after = "finish"
         with self.fleet.reporting(), self._training_context():
             for epoch in self._epochs():
@@ -986,13 +998,13 @@ class Experiment(Settings):
             return f"Waiting for trajectories in {place}{hint}."
         if self.collector is None:
             return (
-                f"Nothing is collected, and {self.dataset} holds too few trajectories. Fix: name a folder "
-                "that has enough (DiskTrajDataset.dset_root, DiskTrajDataset.dset_name), or raise "
-                "Experiment.train_timesteps_per_epoch."
+                f"Nothing is collected, and {self.dataset} {self.dataset.describe_lack()}. Fix: name "
+                "a folder that has enough (DiskTrajDataset.dset_root, DiskTrajDataset.dset_name), or "
+                "raise Experiment.train_timesteps_per_epoch."
             )
         if self.dataset.save_new_trajs_to is None:
             return (
-                f"{self.dataset} holds too few trajectories and takes no new ones. Fix: name "
+                f"{self.dataset} {self.dataset.describe_lack()}, and takes no new trajectories. Fix: name "
                 "a folder that has enough: DiskTrajDataset.dset_root, DiskTrajDataset.dset_name."
             )
         if "collect/return" in self.epoch_metrics:

@@ -145,9 +145,13 @@ class Settings:
 
     # ---- replay ----
 
-    traj_save_len: float = setting(1e10, "longest trajectory file, in transitions", above=0)
+    traj_save_len: float = setting(
+        1e10, "transitions after which a trajectory continues in another file, see below", above=0
+    )
     has_dset_edit_rights: bool = setting(True, "this process may delete old files")
-    stagger_traj_file_lengths: bool = setting(True, "draw file lengths within max_seq_len of traj_save_len")
+    stagger_traj_file_lengths: bool = setting(
+        True, "draw each of these lengths within max_seq_len of traj_save_len"
+    )
     save_trajs_as: str = setting(
         "npz", "format of trajectory files", choices=("npz", "npz-compressed"), in_hash=False
     )

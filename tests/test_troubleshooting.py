@@ -148,8 +148,9 @@ def test_a_faulty_environment_gives_the_message_on_the_page(
 def test_a_folder_without_data_gives_the_message_on_the_page(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["Experiment.make_train_env=@Sound", "DiskTrajDataset.takes_new_trajs=False", *WORDS]
     assert main(["--config", "tmaze", *words]) == 1
-    told, said = capfd.readouterr().err, "holds too few trajectories"
-    assert f"buffer {said} and takes no new ones" in told
+    told, said = capfd.readouterr().err, "has no trajectories"
+    assert f"buffer {said}, because the folder" in told
+    assert "and takes no new trajectories. Fix: name a folder" in told
     assert said in " ".join(PAGE.split())
 
 

@@ -309,7 +309,7 @@ def results_of(histories: Histories, context: int | None) -> list[dict[str, Any]
 def print_table(results: Sequence[dict[str, Any]]) -> None:
     """Print means and intervals for each context and task; values per attempt share one row."""
     table = Table(
-        "memory", "task", "metric", "mean", "95 % interval", "episodes", box=None, padding=(0, 2, 0, 0)
+        "memory", "task", "metric", "mean", "95 % interval", "values", box=None, padding=(0, 2, 0, 0)
     )
     for one in results:
         place = ["full" if one["context"] is None else f"last {one['context']}", one["task"]]
@@ -331,7 +331,10 @@ def _rows(one: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             by_attempt[attempt[1]].append(float(np.mean(values)))
         elif values:
             _, low, high = with_interval(mean, np.array(values))
-            interval = f"{low:.4g} to {high:.4g}" if len(values) > 1 else ""
+            is_per_episode = (
+                1 < len(values) == len(one["returns"])
+            )  # several values of a trial depend on each other
+            interval = f"{low:.4g} to {high:.4g}" if is_per_episode else ""
             yield name, f"{np.mean(values):.4g}", interval, str(len(values))
     for name, means in by_attempt.items():
         yield f"{name} by attempt", " ".join(f"{one_mean:.3g}" for one_mean in means), "", ""

@@ -15,7 +15,7 @@ from ..experiment.checkpoint.policy_file import PolicyInfo, read_info, read_json
 from ..experiment.checkpoint.recipes import called_name
 from ..experiment.checkpoint.store import CheckpointManager
 from ..experiment.config import explained
-from ..experiment.output.plots import ENV_STEPS, Curves, curves_if_readable, metrics_of
+from ..experiment.output.plots import Curves, curves_if_readable, metrics_of
 from ..experiment.process.files import atomic_write, check_inside, check_tree, write_text
 from ..experiment.process.versions import import_extra
 from .arguments import parse_export
@@ -139,8 +139,7 @@ def _training(run_dir: Path) -> Iterator[str]:
 
 def _of_epoch(curves: Curves, epoch: int) -> Curves:
     """Keep only the points of one epoch, which belong to the policy that was saved in it."""
-    steps = {point[ENV_STEPS] for point in curves.get("epoch", ()) if point["value"] == epoch}
-    kept = {name: [one for one in points if one[ENV_STEPS] in steps] for name, points in curves.items()}
+    kept = {name: [one for one in points if one["epoch"] == epoch] for name, points in curves.items()}
     return {name: points for name, points in kept.items() if points}
 
 

@@ -42,6 +42,7 @@ _EPISODES = {
     "<any>/<environment>": "the metric `<any>` for one environment (`<environment>` is its `env_name`, or "
     "its class or id)",
     "success": "share of episodes that succeeded, if the environment reports it",
+    "attempts": "attempts of a trial (`KShotWrapper`)",
     "return_attempt_<i>": "mean return of attempt i of a trial, counted from 0 (`KShotWrapper`)",
     "success_attempt_<i>": "share of trials whose attempt i succeeded",
     "reward/<name>": "mean of the steps' term `<name>` of the reward, which environments report as "
@@ -179,6 +180,8 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
             "quarantined_files": "broken files that were moved to quarantine",
             "padded_share": "share of an epoch's batches that is padding",
             "newest_age_s": "seconds since the newest file was written",
+            "<dataset>/weight": "probability of a dataset of a mixture in this epoch (`MixtureOfDatasets`)",
+            "<dataset>/<any>": "one of the metrics above, of a dataset of a mixture",
         },
     ),
     "policy": (

@@ -106,7 +106,9 @@ def as_text(facts: Mapping[str, Any]) -> str:
         "updates": f"{facts['gradient_steps']:,}"
         + ("" if ratio is None else f", {ratio:.4g} per env step since training began"),
         "buffer": f"{buffer['fifo_files']:,} + {buffer['protected_files']:,} protected files, "
-        f"{filesize.decimal(buffer['bytes'])} in {buffer['folder']}",
+        f"{filesize.decimal(buffer['bytes'])} in {buffer['folder']}"
+        if Path(buffer["folder"]).is_dir()
+        else "none in the run folder",
         "newest": "no trajectory"
         if newest is None
         else f"trajectory is {age_text(facts['time'] - newest)} old",

@@ -180,8 +180,11 @@ class OffPolicyTrainer(Trainer):
         self.learner.check_epoch(means, num_updates, skips)
 
     def _policy_lag(self, versions: Sequence[Tensor]) -> dict[str, float]:
-        """Number of versions that the trajectories are behind the learning policy; empty if none is known."""
+        """Number of versions that the trajectories are behind the learning policy; empty if none is known.
+
+        Policies of other runs have versions of their own, so later ones than the newest do not count.
+        """
         known = torch.cat(list(versions)).cpu().double() if versions else torch.zeros(0)
-        known = known[known >= 0]
         newest = self.ctx.progress.policy_version
+        known = known[(known >= 0) & (known <= newest)]
         return {"train/policy_lag": newest - float(known.mean())} if len(known) else {}

@@ -46,6 +46,7 @@ class MetricLogger:
         tensorboard: whether they are written, if tensorboard is installed.
         wandb: arguments of `wandb.init`, or None to leave Weights & Biases alone.
         wandb_metrics: False does not send metrics to Weights & Biases; its run is then only for artifacts.
+        x_axis: the axis over which TensorBoard and Weights & Biases draw metrics.
 
     Raises: ImportError if `wandb` is asked for and not installed.
     """
@@ -59,7 +60,9 @@ class MetricLogger:
         tensorboard: bool = True,
         wandb: dict[str, Any] | None = None,
         wandb_metrics: bool = True,
+        x_axis: str = "env_steps",
     ) -> None:
+        self._x_axis = x_axis
         self.run_dir, self.path = run_dir, run_dir / "logs" / file_name
         if wandb is not None:
             import_extra("wandb", "loxodon[wandb]")
@@ -85,7 +88,7 @@ class MetricLogger:
         numbers = {k: v for k, v in record.items() if isinstance(v, int | float) and k not in axes}
         if self._tensorboard is not None:
             for key, number in numbers.items():
-                self._tensorboard.add_scalar(key, number, int(axes.get("env_steps", 0)))
+                self._tensorboard.add_scalar(key, number, int(axes.get(self._x_axis, 0)))
         if self._sends_metrics:
             run = self.start_wandb()
             # wandb drops records with an earlier step than before. A killed process may have sent more
@@ -121,7 +124,7 @@ class MetricLogger:
             ) from error
         for axis in _WANDB_AXES:
             run.define_metric(axis)
-        run.define_metric("*", step_metric="env_steps")
+        run.define_metric("*", step_metric=self._x_axis)
         self._wandb_id, self._wandb_run = run.id, run
         return run
 

@@ -46,7 +46,7 @@ def metrics_of(run_dir: Path) -> Path:
 
 
 def read_curves(metrics_file: Path) -> Curves:
-    """For every figure of a metrics.jsonl, its points: `value`, `env_steps`, `gradient_steps`, `wall_s`.
+    """For every figure of a metrics.jsonl, its points: `value`, `epoch`, and the keys of AXES.
 
     wall_s: seconds of collecting, learning and evaluating up to there. Records in which a figure is not a
     number are skipped, and so is a last line that is still being written. A warning counts other lines that
@@ -65,7 +65,7 @@ def read_curves(metrics_file: Path) -> Curves:
         figures, is_odd = _numbers(record)
         num_bad += is_odd
         wall_s += sum(figures.get(stage, 0.0) for stage in STAGES)
-        place = {axis: figures.get(axis, 0.0) for axis in (ENV_STEPS, UPDATES)} | {WALL: wall_s}
+        place = {axis: figures.get(axis, 0.0) for axis in ("epoch", ENV_STEPS, UPDATES)} | {WALL: wall_s}
         for name, value in figures.items():
             curves.setdefault(name, []).append({"value": value, **place})
     if num_bad:
@@ -207,8 +207,10 @@ def plot_run(run_dir: Path) -> None:
     Raises: OSError without such a file, ImportError without matplotlib.
     """
     curves = read_curves(metrics_of(run_dir))
+    has_env_steps = any(point[ENV_STEPS] for points in curves.values() for point in points)
     panels = []
-    for title, axis, names in PANELS:
+    for title, wanted, names in PANELS:
+        axis = wanted if has_env_steps else UPDATES  # offline runs take no env steps
         found = [name for name in names if name in curves]
         lines = {name: Line(points_of(curves, name, axis), i) for i, name in enumerate(found)}
         panels += [Panel(title, AXES[axis], lines)] if lines else []

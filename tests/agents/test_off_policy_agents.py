@@ -522,6 +522,18 @@ def test_disallowed_actions_are_never_taken(kind: Any, space: Any) -> None:
                 assert set(action[:, 1].tolist()) <= {0, 1}
 
 
+@pytest.mark.parametrize("kind", [Agent, MultiTaskAgent, BCAgent, IQLAgent])
+def test_recorded_actions_that_the_mask_forbids_are_not_imitated(kind: Any) -> None:
+    batch = make_batch(DISCRETE)
+    batch.obs["allowed"] = 1 - torch.nn.functional.pad(batch.actions, (0, 0, 0, 1)).to(torch.int8)
+    agent = make(kind, DISCRETE, 4)
+    terms = agent(batch, with_metrics=True)
+    assert terms.actor.abs().max() < 1e3
+    assert terms.metrics["action_log_prob"] == 0.0
+    batch.obs["allowed"][:] = 1
+    assert agent(batch, with_metrics=True).metrics["action_log_prob"] < 0.0
+
+
 @pytest.mark.parametrize("kind", [Agent, DQNAgent, SACAgent])
 @pytest.mark.parametrize("where", ["critics", "target_critics"])
 def test_disallowed_actions_are_not_bootstrapped_from(kind: Any, where: str) -> None:

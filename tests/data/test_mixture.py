@@ -60,6 +60,22 @@ def test_priorities_that_nobody_would_update_are_refused() -> None:
         MixtureOfDatasets(datasets, [1.0, 1.0])
 
 
+def test_an_empty_part_is_named_when_a_run_starts(
+    children: list[FakeDataset], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    part = DiskTrajDataset(dset_name="nothere", takes_new_trajs=False)
+    mixture = MixtureOfDatasets([children[0], part], [1, 1])
+    mixture.configure(
+        max_seq_len=4,
+        padded_sampling="none",
+        has_edit_rights=False,
+        default_root=str(tmp_path),
+        default_name="a",
+    )
+    mixture.on_run_start()
+    assert f"the folder {tmp_path}/nothere/buffer does not exist. Until it is ready" in caplog.text
+
+
 def shares(mixture: MixtureOfDatasets, count: int = 3000) -> list[float]:
     """The share of each child among many windows; child i observes positions from 1000 * i on."""
     windows = mixture.sample_windows(count, np.random.default_rng(0))

@@ -309,6 +309,21 @@ class LastTwo(Relabeler):
         return dataclasses.replace(part, rews=np.full((2, 1), len(traj), np.float32))
 
 
+@pytest.mark.parametrize(
+    ("rews", "words"),
+    [(np.zeros(2), r"shape \(2,\)"), (np.full((2, 1), np.nan), "not finite"), (None, "NoneType")],
+)
+def test_results_of_a_relabeler_that_cannot_be_used_name_it(
+    make_traj: Callable[..., Trajectory], rews: Any, words: str
+) -> None:
+    class Wrong(Relabeler):
+        def relabel(self, traj: Trajectory, rng: np.random.Generator) -> Any:
+            return None if rews is None else dataclasses.replace(traj, rews=rews)
+
+    with pytest.raises((TypeError, ValueError), match=rf"Wrong.relabel returned .*{words}.*Fix"):
+        Wrong().apply(make_traj(2), np.random.default_rng(0))
+
+
 def test_a_relabeler_sees_whole_trajectories_and_the_extras_of_acting_are_dropped(
     make_dataset: MakeDataset, make_traj: Callable[..., Trajectory], fifo: Path
 ) -> None:

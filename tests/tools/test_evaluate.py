@@ -26,7 +26,7 @@ from loxodon.experiment.checkpoint.record import record_run
 from loxodon.experiment.checkpoint.spaces import EnvSpaces
 from loxodon.experiment.config import load_config
 from loxodon.nets import Categorical, FFTstepEncoder, GRUTrajEncoder, TrajEncoder, TstepEncoder
-from loxodon.tools.evaluate import cut_memory, main
+from loxodon.tools.evaluate import cut_memory, main, print_table
 
 from ..experiment.fakes import TINY, CountingEnv, make_experiment, run
 from ..nets.encoders import DIM, ENCODERS
@@ -322,3 +322,11 @@ def test_a_run_configured_in_python_is_evaluated_in_its_own_environment(
     )
     assert main([str(nameless.run_dir)]) == 2
     assert "does not record how to create its environment" in capsys.readouterr().err
+
+
+def test_values_of_the_attempts_of_a_trial_have_no_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    one = {"context": None, "task": "t", "returns": [1.0, 3.0], "lengths": [4, 4], "attempts": []}
+    print_table([{**one, "metrics": {"success": [1.0, 0.0, 1.0, 0.0]}}])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["full", "t", "return", "2", "1", "to", "3", "2"] in rows
+    assert ["success", "0.5", "4"] in rows

@@ -18,7 +18,7 @@ import pytest
 from loxodon.experiment import Experiment, load_policy
 from loxodon.experiment.config import load_config
 from loxodon.tools import evaluate
-from loxodon.tools.export import main
+from loxodon.tools.export import _of_epoch, main
 
 from ..experiment.broken_files import BROKEN
 from ..experiment.fakes import TINY, run
@@ -202,3 +202,8 @@ def test_broken_files_are_left_out_of_the_card_and_named(
         assert f"{name}.json is unreadable" in caplog.text
     assert "versions.json is unreadable" in caplog.text
     assert "metrics.jsonl are skipped" in caplog.text
+
+
+def test_results_of_an_offline_run_are_those_of_the_policy_s_epoch() -> None:
+    points = [{"value": value, "epoch": epoch, "env_steps": 0.0} for value, epoch in ((1.0, 0.0), (2.0, 2.0))]
+    assert _of_epoch({"val/return": points, "val/late": points[1:]}, 0) == {"val/return": points[:1]}

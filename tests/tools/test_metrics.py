@@ -22,7 +22,8 @@ AXES = {"epoch", "env_steps", "gradient_steps"}
 AGENTS = (Agent, BCAgent, DQNAgent, IQLAgent, MultiTaskAgent, SACAgent)
 # Figures that only some environments, agents, settings or processes have.
 CONDITIONAL = {
-    *("return_attempt_<i>", "success_attempt_<i>", "reward/<name>", "<metric>", "metric/<metric>"),
+    *("attempts", "return_attempt_<i>", "success_attempt_<i>", "<dataset>/weight", "<dataset>/<any>"),
+    *("reward/<name>", "<metric>", "metric/<metric>"),
     *("<name>_loss", "skipped_updates", "normalized_reward", "replay_ratio", "loss_weight"),
     *("version", "age_s", "versions_behind", "newest_age_s", "wait_for_learner_s", "wait_for_actors_s"),
 }

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from loxodon.experiment.fleet.heartbeat import machine_id
+from loxodon.experiment.output import plots
 from loxodon.experiment.output.plots import Line, Panel, plot_run, read_curves
 from loxodon.tools.report.estimates import improvement, iqm, mean, mean_curve, with_interval
 from loxodon.tools.report.main import Report, main
@@ -209,9 +210,33 @@ def test_the_curves_of_one_run_are_plotted(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots are an extra")
     write_run(tmp_path, [4.0, 5.0], rate=0.5, seed=0)
     points = read_curves(tmp_path / "logs" / "metrics.jsonl")["val/return"]
-    assert points[1] == {"value": 5.0, "env_steps": 100.0, "gradient_steps": 10.0, "wall_s": 8.0}
+    assert points[1] == {
+        "value": 5.0,
+        "epoch": 1.0,
+        "env_steps": 100.0,
+        "gradient_steps": 10.0,
+        "wall_s": 8.0,
+    }
     plot_run(tmp_path)
     assert (tmp_path / "logs" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_curves_of_a_run_without_env_steps_are_drawn_over_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path, [4.0, 5.0], rate=0.5, seed=0)
+    file = tmp_path / "logs" / "metrics.jsonl"
+    file.write_text(file.read_text().replace('"env_steps": 100', '"env_steps": 0'))
+    drawn: list[Panel] = []
+    monkeypatch.setattr(plots, "draw", lambda panels, *_, **__: drawn.extend(panels))
+    plot_run(tmp_path)
+    assert {panel.x_label for panel in drawn} == {"updates"}
+    (returns,) = (panel.lines["val/return"] for panel in drawn if "val/return" in panel.lines)
+    assert returns.points.tolist() == [[0.0, 4.0], [10.0, 5.0]]
+    assert main([str(tmp_path), "-o", str(tmp_path / "out")]) == 0
+    (page,) = (tmp_path / "out").rglob("*.html")
+    assert "val/return over updates" in page.read_text()
+    assert "val/return over env steps" not in page.read_text()
 
 
 def test_the_newest_ablation_counts(tmp_path: Path) -> None:

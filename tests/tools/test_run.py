@@ -352,7 +352,7 @@ def test_a_test_run_without_collection_needs_the_named_data(
     assert main([*words, "DiskTrajDataset.dset_name=data"]) == 0
     assert "passed: 0 env steps, 1 updates" in capsys.readouterr().out
     assert main([*words, "DiskTrajDataset.dset_name=typo"]) == (2 if option == "--check" else 1)
-    assert "error: This run made no update. Nothing is collected" in capsys.readouterr().err
+    assert "typo/buffer has no trajectories, because the folder" in capsys.readouterr().err
     made = sorted(path for path in Path("runs").rglob("*") if path.parts[1] != "tiny-test")
     assert made == before
 

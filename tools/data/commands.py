@@ -31,7 +31,7 @@ from ...data.buffer import MAX_BROKEN_SHARE, Quarantine
 from ...data.episodes import best_files
 from ...data.errors import BrokenTrajectoryError, visible
 from ...data.files import FILE_FORMATS, TrajectoryReader, check_file, load_trajectory, parse_name
-from ...data.minari import export_minari, import_episodes, open_minari
+from ...data.minari import dataset_folder, export_minari, import_episodes, open_minari
 from ...data.trajectory import Array, Layout, Trajectory, action_indices
 from ..arguments import USAGE_ERROR, Parser
 from .convert import convert
@@ -467,6 +467,7 @@ def _export(args: argparse.Namespace) -> bool:
     paths = [file.path for file in files]
     episodes, timesteps = export_minari(paths, args.dataset_id, args.env, _track("exporting"))
     _say(f"{args.dataset_id}: {episodes:,} episodes, {timesteps:,} timesteps, from {len(files):,} files")
+    _say(f"written to {dataset_folder(args.dataset_id)}")
     if args.env is None:
         _say(
             "without --env, observations are unbounded in the dataset and actions have the policy's form "

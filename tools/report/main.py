@@ -87,6 +87,9 @@ class Report:
         return -self.sign * float(iqm(group.scores(self.metric)))
 
     def _curve(self, task: str, groups: Sequence[RunGroup], metric: str, axis: str) -> str:
+        steps = (curve[:, 0] for group in groups for curve in group.curves(metric, axis))
+        if axis == ENV_STEPS and not any(one.any() for one in steps):
+            axis = UPDATES  # offline runs take no env steps
         lines = {}
         for group in groups:
             if curves := group.curves(metric, axis):
