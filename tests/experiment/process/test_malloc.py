@@ -40,8 +40,8 @@ def faults(*args: str, **env: str) -> int:
 @pytest.mark.forked
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 def test_memory_that_a_tensor_frees_is_kept_for_the_next_one_unless_the_user_configures_malloc() -> None:
-    # Memory that is asked for each time takes 180 faults with large pages and thousands with small ones. Which
-    # of them the kernel gives may differ from process to process.
+    # Memory that is asked for each time takes 180 faults with large pages and thousands with small ones, and
+    # each process may get the other kind.
     assert faults() > 100
     assert faults("kept") < 50
     assert faults("kept", MALLOC_ARENA_MAX="2") > 100
