@@ -250,6 +250,12 @@ def _as_columns(obs: Array | Mapping[str, Array]) -> dict[str, Array]:
 def _rows_of(actions: Array, num_actions: Any) -> Array:
     """Convert continuous actions, or those of one factor, to rows (S, A)."""
     if actions.dtype.kind in "iub":
+        if actions.ndim > 1 and actions.shape[1] > 1 and num_actions is None and not is_one_hot(actions):
+            sizes = ", ".join(str(int(size) + 1) for size in actions.max(0))
+            raise ValueError(
+                f"The actions are whole numbers in {actions.shape[1]} columns, as for MultiDiscrete actions, "
+                f"which need num_actions. Fix: pass num_actions=({sizes}), or more if there are more choices."
+            )
         width = int(actions.max(initial=0)) + 1 if num_actions is None else num_actions
         return action_rows(actions.astype(np.int64), width)
     rows = actions.reshape(len(actions), -1).astype(np.float32)

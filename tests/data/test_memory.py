@@ -95,6 +95,8 @@ def test_continuous_actions_and_several_observations() -> None:
     factors = np.array([[0, 2], [1, 1], [1, 0], *[[0, 0]] * 4])
     first, *_ = split_episodes(**{**steps, "actions": factors}, num_actions=[2, 3])
     assert first.nvec == (2, 3)
+    with pytest.raises(ValueError, match=r"in 2 columns.*Fix: pass num_actions=\(2, 3\)"):
+        split_episodes(**{**steps, "actions": factors})
     pressed, *_ = split_episodes(**{**steps, "actions": np.arange(7) % 2 == 1})
     assert pressed.actions.tolist() == [[1, 0], [0, 1], [1, 0]]
     assert first.actions.tolist() == [[1, 0, 0, 0, 1], [0, 1, 0, 1, 0], [0, 1, 1, 0, 0]]
