@@ -262,7 +262,7 @@ def draw(suite: Suite, agents: Agents) -> bytes:
     from PIL import Image
 
     names = [name for name in suite.tasks if any(name in found for found in agents.values())]
-    num_columns, dpi = (2, 144) if len(names) <= _MOST_IN_TWO_COLUMNS else (4, 96)
+    num_columns, dpi = (2, 144) if len(names) <= _MOST_IN_TWO_COLUMNS else (4, 84)
     num_lines = -(-len(names) // num_columns)
     size = (2.5 * num_columns, 1.7 * num_lines + 0.8)
     figure = matplotlib_figure.Figure(figsize=size, layout="constrained")
