@@ -178,7 +178,7 @@ class Trainer(abc.ABC):
         return []
 
     def wait_for_data(self) -> bool:
-        """Before `train`: wait until it can begin; False to skip it, also without waiting."""
+        """Before `train`: True if it can begin, for which a learner waits; False skips the training."""
         return True
 
     @abc.abstractmethod

@@ -1382,7 +1382,7 @@ class Experiment(Settings):
         return self.ctx.any(is_over and self.ctx.role.is_actor)
 
     def _stops_at_limit(self) -> bool:
-        """True when a limit ends the run before its last epoch, which is then printed."""
+        """True when a limit ends the run before its last epoch; that limit is printed."""
         if self._is_good_enough():
             score, limit = self.last_val_metrics["val/return"], self.stop_at_val_return
             reached = f"Mean return {score:.3f} has reached Experiment.stop_at_val_return = {limit}"

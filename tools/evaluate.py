@@ -330,11 +330,10 @@ def _rows(one: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         if attempt := _ATTEMPT.fullmatch(name):
             by_attempt[attempt[1]].append(float(np.mean(values)))
         elif values:
-            _, low, high = with_interval(mean, np.array(values))
-            is_per_episode = (
-                1 < len(values) == len(one["returns"])
-            )  # several values of a trial depend on each other
-            interval = f"{low:.4g} to {high:.4g}" if is_per_episode else ""
+            interval = ""
+            if 1 < len(values) == len(one["returns"]):  # several values of one trial depend on each other
+                _, low, high = with_interval(mean, np.array(values))
+                interval = f"{low:.4g} to {high:.4g}"
             yield name, f"{np.mean(values):.4g}", interval, str(len(values))
     for name, means in by_attempt.items():
         yield f"{name} by attempt", " ".join(f"{one_mean:.3g}" for one_mean in means), "", ""
