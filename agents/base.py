@@ -25,7 +25,7 @@ from ..nets import (
     TstepEncoder,
     sum_over_processes,
 )
-from ..nets.images import say_once
+from ..nets.log_once import log_once
 from ..nets.mlp import RMSNorm
 from .policies import ActionMask, distribution_for
 from .sequence_model import SequenceModel, build_encoders
@@ -277,7 +277,7 @@ class BaseAgent(nn.Module, ABC):
                 return plain(batch, True)
             shapes.add(batch.mask.shape)
             if len(shapes) == MAX_COMPILED:
-                say_once(
+                log_once(
                     f"The losses are compiled for batches of {MAX_COMPILED} shapes, the last one "
                     f"{tuple(batch.mask.shape[:2])}. torch.compile does not compile further ones, so updates "
                     "on them are slow. Fix: set Experiment.compile_learning = False, or, if it is True, "

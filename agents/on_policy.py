@@ -35,7 +35,7 @@ class OnPolicyAgent(BaseAgent, ABC):
     """An agent with a policy and a value function.
 
     Per rollout, a learner calls `act` and `evaluate` in evaluation mode, `gather_statistics` and
-    `update_values_statistics`, then `forward` for every minibatch, and `after_rollout` at the end. Between
+    `update_value_statistics`, then `forward` for every minibatch, and `after_rollout` at the end. Between
     `evaluate` and `after_rollout` only the optimizer changes the agent, so the first ratios are 1. For the
     same reason `forward` is called in evaluation mode too, without dropout.
 
@@ -95,7 +95,7 @@ class OnPolicyAgent(BaseAgent, ABC):
         for model in self._models:
             model.tstep_encoder.gather_statistics(batch.obs, batch.rl2s, batch.time_idxs, batch.mask)
 
-    def update_values_statistics(self, returns: Tensor, mask: Tensor) -> None:
+    def update_value_statistics(self, returns: Tensor, mask: Tensor) -> None:
         """Update the normalisation of values, before the updates on a rollout.
 
         All processes that train together have to call this at the same time.

@@ -19,6 +19,7 @@ from ..nets import (
     Gaussian,
     GaussianMixture,
     MultiCategorical,
+    MultiCategoricalType,
     TanhGaussian,
 )
 
@@ -55,7 +56,7 @@ def distribution_for(
         fitting = {"Categorical": Categorical}
     elif isinstance(action_space, spaces.MultiDiscrete):
         nvec = action_space.nvec.tolist()
-        fitting = {"MultiCategorical": MultiCategorical.for_nvec(nvec)}
+        fitting = {"MultiCategorical": MultiCategoricalType(nvec)}
         if set(nvec) == {2}:
             fitting["Bernoulli"] = Bernoulli
     else:

@@ -25,7 +25,7 @@ from .base import CODE_SUPPLIED, ActOutput, LossTerms, under
 from .imitation import Demonstrations, imitation_loss
 from .on_policy import Evaluation, OnPolicyAgent
 from .policies import ActionMask
-from .ppo_loss import PPOLoss, kl_estimate, policy_metrics, value_metrics
+from .ppo_loss import PPOLoss, kl_estimate, policy_metrics
 from .sequence_model import SequenceModel, build_encoders
 
 _VALUE_NORMS = ("none", "running", "popart")
@@ -166,7 +166,7 @@ class PPOAgent(OnPolicyAgent):
         if was_training:
             self.eval()
         try:
-            policy, outputs, _ = self._judge(batch)
+            policy, outputs, _ = self._policy_and_values(batch)
         finally:
             if was_training:  # setting the mode of all modules costs as much as evaluating a small batch
                 self.train()
@@ -178,8 +178,8 @@ class PPOAgent(OnPolicyAgent):
     ) -> LossTerms:
         if isinstance(batch, Demonstrations):
             return imitation_loss(self, batch, with_metrics)
-        policy, outputs, states = self._judge(batch)
-        old, mask = _Evaluated(batch), batch.mask
+        policy, outputs, states = self._policy_and_values(batch)
+        old, mask = _OldPolicyOutputs(batch), batch.mask
         log_probs = policy.log_prob(batch.actions)
         entropy = policy.entropy() if with_metrics or self.loss.entropy_coef else None
         kl = None
@@ -191,8 +191,6 @@ class PPOAgent(OnPolicyAgent):
         metrics = {"kl": kl_estimate(log_ratio, mask)}
         if with_metrics and entropy is not None:
             metrics |= policy_metrics(log_ratio, entropy.detach(), self.loss.clip_eps, mask)
-            values = self.value_norm.value(outputs.detach())
-            metrics |= value_metrics(values, old.values, old.returns, critic.detach(), mask)
             if kl is not None:
                 metrics["kl_exact"] = kl.detach().where(mask, 0.0).sum() / mask.sum().clamp(min=1)
         extra = self.extra_losses(batch, states)
@@ -205,7 +203,7 @@ class PPOAgent(OnPolicyAgent):
         """
         return {}
 
-    def update_values_statistics(self, returns: Tensor, mask: Tensor) -> None:
+    def update_value_statistics(self, returns: Tensor, mask: Tensor) -> None:
         self.value_norm.gather(returns, mask)
         self.value_norm.move(_output_layer(self.value_head) if self.rescales_output else None)
 
@@ -220,7 +218,7 @@ class PPOAgent(OnPolicyAgent):
     def set_progress(self, progress: float) -> None:
         self.loss.set_progress(progress)
 
-    def _judge(self, batch: RolloutBatch) -> tuple[PolicyDistribution, Tensor, list[Tensor]]:
+    def _policy_and_values(self, batch: RolloutBatch) -> tuple[PolicyDistribution, Tensor, list[Tensor]]:
         """The policy over (B, L, A), outputs (B, L, 1) of the value head, and `states`."""
         states = [  # without a mask, so that minibatches do not move the input statistics
             model.encode(
@@ -234,7 +232,7 @@ class PPOAgent(OnPolicyAgent):
         return self.restrict(self.policy(states[0]), batch.obs), outputs.float(), states
 
 
-class _Evaluated:
+class _OldPolicyOutputs:
     """Results of the evaluation pass and of advantage estimation for a batch; 0 where no step was taken.
 
     Raises: ValueError if something is missing.

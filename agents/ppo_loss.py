@@ -190,24 +190,3 @@ def policy_metrics(log_ratio: Tensor, entropy: Tensor, clip_eps: float, mask: Te
         "ratio_mean": masked_mean(ratio, mask),
         "ratio_mean_square": masked_mean(ratio.square(), mask),
     }
-
-
-@torch.no_grad()
-def value_metrics(
-    values: Tensor, old_values: Tensor, returns: Tensor, losses: Tensor, mask: Tensor
-) -> dict[str, Tensor]:
-    """Metrics of the value function, over timesteps where mask is True; arguments (..., 1).
-
-    `explained_variance` is of the values from before the updates: 1 is perfect, 0 equals a constant.
-    """
-    residual = _variance(returns - old_values, mask)
-    return {
-        "value": masked_mean(values, mask),
-        "return": masked_mean(returns, mask),
-        "value_loss": masked_mean(losses, mask),
-        "explained_variance": 1.0 - residual / _variance(returns, mask).clamp(min=1e-12),
-    }
-
-
-def _variance(x: Tensor, mask: Tensor) -> Tensor:
-    return masked_mean((x - masked_mean(x, mask)).square(), mask)

@@ -8,6 +8,7 @@ that attend in the same way.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
@@ -23,7 +24,7 @@ from . import cpu
 from .cpu.attention import sdpa_in_parts
 from .head_kinds import Heads
 from .positions import PositionFeatures, rotate
-from .recurrence import in_full_precision
+from .precision import in_full_precision
 
 Kernel: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 """Softmax attention over queries (B, H, L, E), keys and values (B, H, S, E) with a mask and a dropout rate.
@@ -102,7 +103,7 @@ class SequenceSight(Sight):
     """Visibility of keys for the timesteps of sequences, in temporal order, with M keys before the sequence.
 
     Attributes:
-        x: (B, L, ...), for its shape and device.
+        like: (B, L, ...), for its shape and device.
         window: number of timesteps that a query may read, its own included.
         resets: (B, L) bool, True on the first timestep of an episode; None if no episode begins within a row.
         num_before: number M of keys of timesteps before the sequence.
@@ -111,21 +112,21 @@ class SequenceSight(Sight):
 
     def __init__(
         self,
-        x: Tensor,
+        like: Tensor,
         window: int,
         resets: Tensor | None = None,
         num_before: int = 0,
         ages: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.x, self.window, self.num_before, self.ages = x, window, num_before, ages
+        self.like, self.window, self.num_before, self.ages = like, window, num_before, ages
         self.resets = resets
         self._mask: Tensor | None = None
 
     @property
     def sees_all_episodes(self) -> bool:
         """True if each timestep sees its whole episode so far, and the episode begins in the sequence."""
-        return not self.num_before and self.x.shape[1] <= self.window
+        return not self.num_before and self.like.shape[1] <= self.window
 
     @property
     def mask(self) -> Tensor | None:
@@ -137,7 +138,7 @@ class SequenceSight(Sight):
         return self._mask
 
     def lag(self) -> Tensor:
-        t = torch.arange(-self.num_before, self.x.shape[1], device=self.x.device)
+        t = torch.arange(-self.num_before, self.like.shape[1], device=self.like.device)
         return (t[self.num_before :, None] - t)[None, None]
 
     def is_seen(self) -> Tensor:
@@ -145,7 +146,7 @@ class SequenceSight(Sight):
         is_seen = (lag >= 0) & (lag < self.window)
         if not before and self.resets is None:
             return is_seen
-        episode = torch.zeros(self.x.shape[:2], dtype=torch.int64, device=lag.device)
+        episode = torch.zeros(self.like.shape[:2], dtype=torch.int64, device=lag.device)
         if self.resets is not None:
             episode = self.resets.long().cumsum(1)
         of_key = episode
@@ -184,7 +185,7 @@ def attend(
         is_narrow_ring = isinstance(sight, RingSight) and k.dtype.itemsize < torch.float32.itemsize
         device = q.device.type
         is_plain = is_narrow_ring or (device != "meta" and not torch.is_autocast_enabled(device))
-        read = weighted if is_plain else _weighted_in_full
+        read = attention_formula if is_plain else _formula_in_full_precision
         return read(q, k, v, *sight.terms(heads), sink, dropout)
     assert isinstance(sight, SequenceSight)  # a ring has a single query
     if not heads.all_see_present and sight.sees_all_episodes:
@@ -198,7 +199,7 @@ def attend(
     return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
 
-def weighted(
+def attention_formula(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -226,7 +227,7 @@ def weighted(
     return torch.bmm(weights.to(v.dtype).flatten(0, 1), v.flatten(0, 1)).view(shape)
 
 
-_weighted_in_full = in_full_precision(weighted)
+_formula_in_full_precision = in_full_precision(attention_formula)
 
 
 def _fading(heads: Heads, lag: Tensor) -> Tensor:
@@ -253,7 +254,8 @@ def _by_kernel(
     if not kind.sees_present:
         further.append(torch.zeros_like(k[:, :, :1]))
     if not further and not kind.fades:
-        if kernel is sdpa and sight.resets is not None and _can_be_packed(q, v, dropout):
+        has_bounds = sight.resets is not None and not sight.num_before
+        if kernel is sdpa and has_bounds and _can_be_packed(q, v, dropout):
             return _packed(q, k, v, sight)
         return kernel(q, k, v, sight.mask, dropout)
     mask = sight.is_seen()
@@ -284,9 +286,10 @@ def _one_later(x: Tensor, heads: Heads, resets: Tensor | None) -> Tensor:
 def _varlen_attention() -> Callable[..., Any] | None:
     try:  # imported late, because it takes seconds
         from torch.nn.attention.varlen import varlen_attn
-    except ImportError:  # torch before 2.10
+    except ImportError:  # an older torch
         return None
-    return varlen_attn
+    # The first versions of this function have no windows.
+    return varlen_attn if "window_size" in inspect.signature(varlen_attn).parameters else None
 
 
 def _can_be_packed(q: Tensor, v: Tensor, dropout: float) -> bool:
@@ -300,9 +303,9 @@ def _can_be_packed(q: Tensor, v: Tensor, dropout: float) -> bool:
 def _packed(q: Tensor, k: Tensor, v: Tensor, sight: SequenceSight) -> Tensor:
     """Attention within the episodes of packed rows, by a kernel that takes their bounds instead of a mask.
 
-    This code has never been run: it needs a GPU of the Ampere generation or later and torch 2.10.
+    The kernel itself has never been run: it needs a GPU of the Ampere generation or later, and a new torch.
     """
-    (batch, length), attention = sight.x.shape[:2], _varlen_attention()
+    (batch, length), attention = sight.like.shape[:2], _varlen_attention()
     assert sight.resets is not None  # checked by the caller
     assert attention is not None
     is_first = sight.resets | (torch.arange(length, device=q.device) == 0)

@@ -161,11 +161,6 @@ class MultiCategorical(_Discrete):
         super().__init__(params)
         self.nvec, self.temperature = tuple(nvec), temperature
 
-    @classmethod
-    def for_nvec(cls, nvec: Sequence[int]) -> MultiCategoricalType:
-        """The distribution type for these factors, which needs only parameters, like the other types."""
-        return MultiCategoricalType(nvec)
-
     @staticmethod
     def num_params(action_dim: int) -> int:
         return action_dim

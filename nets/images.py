@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .init import ORTHOGONAL_GAIN
+from .log_once import log_once
 from .mlp import Linear, activation_fn
 
-logger = logging.getLogger("loxodon")
 _IMAGE_AXES = 3
 _MAX_IDS = 1024  # per channel of a map; larger ranges are measurements rather than ids
 _SMALLEST_NATURE = 36  # pixels
@@ -151,17 +149,11 @@ def _has_channels_first(key: str, space: spaces.Box, channels_first: bool | None
             )
         channels_first = shape[0] < shape[2]
     channels, height, width = shape if channels_first else (shape[2], *shape[:2])
-    say_once(
+    log_once(
         f"Observation {key!r} {shape} is read as {height} x {width} with {channels} channels on its "
         f"{'first' if channels_first else 'last'} axis."
     )
     return channels_first
-
-
-@functools.cache  # several networks may be built alike
-def say_once(message: str, level: int = logging.INFO) -> None:
-    """Log a message once per process."""
-    logger.log(level, "%s", message)
 
 
 class _Image(nn.Module):

@@ -6,10 +6,8 @@ float32 (or in float64 for such inputs), under autocast too. Lengths are arbitra
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from einops import rearrange
@@ -18,32 +16,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from . import kernels
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from .precision import in_full_precision
 
 MIN_LOG_DECAY = -2.5
 """Least log decay per timestep if each key feature has its own: exp(2.5 * SHORT_CHUNK) fits into float32."""
 CHUNK, SHORT_CHUNK = 64, 32
 SCAN_CHUNK = 15
 """Not a power of two, so that rows of different chunks do not collide in the cache."""
-
-
-def in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function run without autocast, on arguments of float32 or wider."""
-
-    def widened(x: Any) -> Any:
-        is_narrow = isinstance(x, Tensor) and x.dtype in (torch.float16, torch.bfloat16)
-        return x.float() if is_narrow else x
-
-    @wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        device = next(x.device.type for x in args if isinstance(x, Tensor))
-        with torch.autocast("cpu" if device == "meta" else device, enabled=False):  # has no "meta"
-            wide = {key: widened(x) for key, x in kwargs.items()}
-            return cast("R", cast("Any", function)(*map(widened, args), **wide))
-
-    return run
 
 
 def running_sum(x: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from .cpu.gru import is_faster_for, run_gru
 from .init import GATE_GAIN, LASTING_SHARE
 from .mlp import Linear, by_input, norm_layer, require_at_least, require_positive
-from .recurrence import in_full_precision
-from .timescales import keeping_odds
+from .precision import in_full_precision
+from .timescales import forget_gate_biases
 from .traj_encoders import TrajEncoder
 
 State: TypeAlias = Tensor | tuple[Tensor, ...]
@@ -73,7 +73,7 @@ class RecurrentTrajEncoder(TrajEncoder):
             )
         self.rnn = self._make_rnn(tstep_dim, d_hidden, n_layers)
         num_lasting = math.ceil(lasting_share * d_hidden)
-        odds = keeping_odds(num_lasting, max_seq_len)
+        biases = forget_gate_biases(num_lasting, max_seq_len)
         for name, weights in self.rnn.named_parameters():
             blocks = weights.data.chunk(self.num_gates)
             if "weight_hh" in name:  # orthogonal recurrence keeps gradients alive over long sequences
@@ -84,7 +84,7 @@ class RecurrentTrajEncoder(TrajEncoder):
                 if "weight_ih" in name:
                     lasting.mul_(gate_gain)
                 elif "bias_ih" in name:
-                    lasting.copy_(sign * odds)
+                    lasting.copy_(sign * biases)
                 elif "bias_hh" in name:  # torch adds both biases
                     lasting.zero_()
         self.out = Linear(d_hidden, d_output)

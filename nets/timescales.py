@@ -18,6 +18,6 @@ def timescales(num: int, max_seq_len: int, least: float = 2.0) -> Tensor:
     return torch.logspace(math.log10(least), math.log10(most), num)
 
 
-def keeping_odds(num: int, max_seq_len: int, least: float = 2.0) -> Tensor:
+def forget_gate_biases(num: int, max_seq_len: int, least: float = 2.0) -> Tensor:
     """(num,) float, biases of sigmoid gates that keep 1 - 1 / T per timestep, for each timescale T."""
     return (timescales(num, max_seq_len, least) - 1).log()

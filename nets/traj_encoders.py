@@ -9,7 +9,7 @@ import gin
 import torch
 from torch import Tensor, nn
 
-from .mlp import Linear, activation_fn, initialize, norm_layer, require_positive
+from .mlp import Linear, activation_fn, as_rows, initialize, norm_layer, require_positive
 
 
 class TrajEncoder(nn.Module, ABC):
@@ -190,7 +190,7 @@ class FFTrajEncoder(MemorylessTrajEncoder):
     def forward(
         self, seq: Tensor, time_idxs: Tensor, hidden_state: None = None, resets: Tensor | None = None
     ) -> tuple[Tensor, None]:
-        x = self.inp(seq)
+        x = self.inp(as_rows(seq))
         for norm, up, down in zip(self.norms, self.ups, self.downs, strict=True):
             x = x + down(self.activation(up(norm(x))))
-        return self.out_norm(x), None
+        return self.out_norm(x).view(*seq.shape[:-1], self.emb_dim), None

@@ -261,7 +261,7 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
         if (
             not mode
             and self.head_positions is not None
-            and self.learned is None
+            and self.input_positions is None
             and TransformerStep.is_for(*parts)
         ):
             self._fast_step = TransformerStep(*parts, self.head_positions)

@@ -252,7 +252,7 @@ class TrunkTrajEncoder(TrajEncoder):
         super().__init__(tstep_dim, max_seq_len)
         require_positive(type(self).__name__, d_model=d_model, n_layers=n_layers)
         self.inp, self.dropout_emb = Linear(tstep_dim, d_model), Dropout(dropout_emb)
-        self.learned, self.head_positions = positions, head_positions
+        self.input_positions, self.head_positions = positions, head_positions
         self.layers = nn.ModuleList(make_block(i) for i in range(n_layers))
         self.out_norm = norm_layer(norm, d_model)
         self._emb_dim = d_model
@@ -342,8 +342,8 @@ class TrunkTrajEncoder(TrajEncoder):
     def _embed(self, seq: Tensor, time_idxs: Tensor) -> Tensor:
         """The input (..., D) of the first block, from seq (..., tstep_dim) and time_idxs (..., 1)."""
         x = self.inp(seq)
-        if self.learned is not None:
-            x = x + self.learned(time_idxs)
+        if self.input_positions is not None:
+            x = x + self.input_positions(time_idxs)
         y: Tensor = self.dropout_emb(x) if self.training else x
         return y
 
@@ -402,15 +402,16 @@ class MixerTrajEncoder(TrunkTrajEncoder):
         super().__init__(
             tstep_dim,
             max_seq_len,
-            lambda i: MixerBlock(settings, self._make_mixer(i, d_model, mixer), short_conv),
+            lambda i: MixerBlock(
+                settings,
+                build_mixer(type(self).__name__, self.mixer_type, d_model, max_seq_len, mixer),
+                short_conv,
+            ),
             d_model=d_model,
             n_layers=n_layers,
             norm=norm,
             dropout_emb=dropout_emb,
         )
-
-    def _make_mixer(self, layer: int, d_model: int, settings: dict[str, Any]) -> Mixer:
-        return build_mixer(type(self).__name__, self.mixer_type, d_model, self.max_seq_len, settings)
 
 
 def build_mixer(

@@ -23,9 +23,9 @@ from .images import (
     NatureishCNN,
     default_cnn,
     holds_ids,
-    say_once,
     sides_of,
 )
+from .log_once import log_once
 from .mlp import MLP, Linear, activation_fn, initialize, norm_layer, require_at_least, require_positive
 from .normalization import RunningNorm
 
@@ -355,7 +355,7 @@ class DictTstepEncoder(_MLPTstepEncoder):
 
         keys = _chosen_keys("DictTstepEncoder", obs_space, specify_obs_keys)
         kinds = _chosen_kinds({key: obs_space[key] for key in keys}, obs_kinds or {})
-        say_once(f"Kinds of observations for DictTstepEncoder (obs_kinds changes them): {kinds}.")
+        log_once(f"Kinds of observations for DictTstepEncoder (obs_kinds changes them): {kinds}.")
         super().__init__(
             obs_space,
             rl2_dim,
@@ -442,7 +442,7 @@ def _warn_of_flattened(owner: str, obs_space: spaces.Dict, keys: Iterable[str]) 
             )
         else:
             fix = "if it contains several images, stack them along the channel axis"
-        say_once(
+        log_once(
             f"{owner} flattens observation {key!r} of shape {shape} to {math.prod(shape):,} numbers, which "
             f"suits a table but not an image. Fix: {fix}.",
             logging.WARNING,

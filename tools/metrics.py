@@ -122,7 +122,6 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
             "critic_loss": "value loss, mean over the timesteps of all updates",
             **_EXTRA,
             **_GRADIENTS,
-            "value_loss": "the same as `critic_loss`",
             "value": "mean value of the timesteps of the rollout, in units of the normalised rewards",
             "return": "mean target of the values",
             "explained_variance": "share of the variance of the returns that the values before the "

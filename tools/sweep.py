@@ -38,6 +38,8 @@ _SWEEP = LockPurpose(
     "end that process, or choose another folder with -o.",
 )
 _SPACE = re.compile(r"(log|uniform|int|choice)\((.+)\)")
+_COMMA = re.compile(r""",(?![^(\[{]*[)\]}])(?=(?:[^'"]|'[^']*'|"[^"]*")*$)""")
+"""A comma outside of brackets and quotes."""
 _CALL = re.compile(r"(\w+)\(.*")
 _EXAMPLES = "log(1e-5,1e-3), uniform(0,1), int(1,8) or choice(8,'a',@Name), with the lower bound first"
 _MOST_FAILURES = 3  # give up after this many failures without a success
@@ -63,8 +65,7 @@ def parse_space(typed: str) -> tuple[str, Any] | None:
     spaces = _optuna().distributions
     try:
         if kind == "choice":
-            choices = [one.strip() for one in re.split(r",(?![^(\[{]*[)\]}])", inside)]
-            return key, spaces.CategoricalDistribution(choices)
+            return key, spaces.CategoricalDistribution([one.strip() for one in _COMMA.split(inside)])
         low, high = map(int if kind == "int" else float, inside.split(","))
         if kind == "int":
             return key, spaces.IntDistribution(low, high)

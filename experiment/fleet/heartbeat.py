@@ -92,7 +92,9 @@ class Membership:
 
     @contextlib.contextmanager
     def joining(self) -> Iterator[None]:
-        """Join the run for the duration of the block; if that fails, report it and leave again.
+        """Join the run, of which this process is still a member after the block.
+
+        If the block raises, report the error and leave.
 
         Raises:
             ValueError: If this process would be the second learner of the run.

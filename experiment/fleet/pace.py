@@ -52,7 +52,7 @@ class Ratio:
 
     With ratio R and warm-up W, after S env steps R S^2 / (2 W) updates are due if S < W, else R (S - W / 2).
 
-    tolerance: share of the updates made so far, but at least of epoch_updates.
+    tolerance: share of the updates that are due, but at least of epoch_updates.
     warmup_env_steps: W, the number of env steps until the ratio has its full value.
     """
 
@@ -107,8 +107,8 @@ class ReplayRatio:
         start_after: env steps of all actors before a learner begins to train.
         is_over: returns True if the learner has published its last policy and this process has yet to load
             it.
-        tolerance: deviation from the ratio at which learner or actors wait, as a share of the updates so far
-            (at least of an epoch's). In [0, 1).
+        tolerance: deviation from the ratio at which learner or actors wait, as a share of the updates that
+            are due (at least of an epoch's). In [0, 1).
         warmup_env_steps: env steps, of all actors together, over which the ratio rises linearly from 0.
             Without it, the first episodes are replayed so often that networks memorise them.
         actor_processes: collecting processes of the run, which share schedules of exploration; set by

@@ -143,7 +143,8 @@ class ActorSupervisor:
                     self._check(actor)
         except OSError as error:  # a full disk, or a missing program
             self._fail(
-                f"An actor could not be started: {error}. Fix: make sure that {self.command[0]} can run."
+                f"Starting or watching the actors failed: {error}. Fix: make sure that {self.command[0]} "
+                "can run, and that the disk is not full."
             )
 
     def _check(self, actor: _Actor) -> None:

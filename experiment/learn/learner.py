@@ -612,11 +612,15 @@ def grad_norms(agent: nn.Module) -> dict[str, Tensor]:
 
 def _on_host(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Scalar tensors on the CPU in float64, by one copy, because each copy from a GPU waits for it."""
-    device = next((x.device for x in metrics.values() if x.device.type != "cpu"), None)
-    if device is None:
+    if all(x.device.type == "cpu" for x in metrics.values()):
         return dict(metrics)
-    values = torch.stack([x.to(device, torch.float64) for x in metrics.values()]).cpu()
-    return dict(zip(metrics, values.unbind(), strict=True))
+    return dict(zip(metrics, stacked([*metrics.values()]).cpu().unbind(), strict=True))
+
+
+def stacked(scalars: Sequence[Tensor]) -> Tensor:
+    """Scalar tensors as (n,) float64 on the device of the agent; some of them may be on the CPU."""
+    device = next((x.device for x in scalars if x.device.type != "cpu"), None)
+    return torch.stack([x.to(device, torch.float64) for x in scalars])
 
 
 def _sum(scalars: Sequence[Tensor]) -> Tensor:

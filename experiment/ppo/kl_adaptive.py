@@ -49,7 +49,10 @@ class KLAdaptiveLR:
         self.scale = 1.0
 
     def adapt(self, kl: float, learning_rate: float) -> float:
-        """Update the rate for a KL divergence; returns the factor of the configured `learning_rate`."""
+        """Update the rate for a KL divergence; returns the factor of the configured `learning_rate`.
+
+        NaN, the divergence of a policy without finite outputs, leaves the rate as it is.
+        """
         if kl > self.band * self.kl_threshold:
             self.scale /= self.factor
         elif kl < self.kl_threshold / self.band:

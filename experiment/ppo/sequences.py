@@ -144,13 +144,14 @@ class RolloutTensors:
             return np.concatenate([rows.reshape(-1, *rows.shape[2:]), *ends])
 
         obs = {key: flat(value, [f.obs[key] for f in finals]) for key, value in rollout.obs.items()}
-        others = {
+        per_timestep = {
             "rl2s": flat(rollout.rl2s, [f.rl2s for f in finals]),
             "time_idxs": flat(rollout.time_idxs, [f.time_idxs for f in finals]),
             "actions": flat(actions),
         }
         self.obs, self.steps = to_device(obs, device), to_device(rollout.steps, device)
-        self.rl2s, self.time_idxs, self.actions = to_device(others, device).values()
+        others = to_device(per_timestep, device)
+        self.rl2s, self.time_idxs, self.actions = others["rl2s"], others["time_idxs"], others["actions"]
         self.successors = self._find_successors()
         self._valid = self.steps["valid"].view(-1, 1)
         steps, states = sorted(rollout.states), rollout.states
@@ -227,8 +228,8 @@ class RolloutTensors:
         timesteps[kinds == PADDING] = self._some_timestep
         none = np.zeros(self.num_envs, np.bool_)
         indices = self._indices(timesteps, np.zeros_like(timesteps), kinds, none, None)
-        resets, fresh = to_device({"resets": begins, "fresh": is_fresh}, self.device).values()
-        return indices, resets, fresh
+        found = to_device({"resets": begins, "fresh": is_fresh}, self.device)
+        return indices, found["resets"], found["fresh"]
 
     def _indices(
         self,

@@ -20,20 +20,14 @@ from ...data import RolloutBatch, Sink
 from ...data.errors import check_choice
 from ...nets import summed_over_processes
 from ..contracts import RunContext, Stateful, Trainer
-from ..learn.learner import Learner, log_metrics
+from ..learn.learner import Learner, log_metrics, stacked
 from ..process.distributed import StopPoller, merge_metrics, merged
 from ..process.rng import derive_seed
 from . import sequences
 from .buffer import CollectedRollout, RolloutBuffer, check_rollout, join
+from .diagnostics import disagreement, max_rounding_error, means_over_processes, value_fit_metrics
 from .kl_adaptive import KLAdaptiveLR
-from .old_policy import (
-    disagreement,
-    means_over_processes,
-    old_policy_outputs,
-    refreshed_states,
-    rounding,
-    spread,
-)
+from .old_policy import old_policy_outputs, refreshed_states
 from .sequences import GatherIndices, Pieces, Results, RolloutTensors
 
 logger = logging.getLogger("loxodon")
@@ -301,7 +295,7 @@ class PPOLearner(Trainer):
         groups = self._old_policy_indices(tensors, pieces)
         found, next_values = old_policy_outputs(self.agent, tensors, groups, self.cast)
         metrics = disagreement(found, acted)
-        metrics["initial_logratio_rounding_max"] = rounding(
+        metrics["initial_logratio_rounding_max"] = max_rounding_error(
             self.agent.distribution, found, tensors.actions, mask, self._precision()
         )
         if not self.recompute_old:
@@ -316,11 +310,11 @@ class PPOLearner(Trainer):
         advantages, returns = self.advantage_estimator(
             rewards, values, next_values, acted["terminated"], ended, mask
         )
-        metrics |= spread(values, returns, advantages, mask)
+        metrics |= value_fit_metrics(values, returns, advantages, mask)
         if not self.advantage_norm.per_minibatch:
             advantages = self.advantage_norm(advantages, mask)
         found["advantages"], found["returns"] = advantages.reshape(-1, 1), returns.reshape(-1, 1)
-        self.agent.update_values_statistics(returns[..., None], mask[..., None])
+        self.agent.update_value_statistics(returns[..., None], mask[..., None])
         return found, metrics
 
     def _old_policy_indices(self, tensors: RolloutTensors, pieces: Pieces) -> Iterator[GatherIndices]:
@@ -422,7 +416,7 @@ class PPOLearner(Trainer):
         if self.target_kl is None and not adapts:
             return True  # nothing waits for the device to know the divergence
         kl = mean_kl(self._kls[-1:])
-        if self.target_kl is not None and kl > self.target_kl:
+        if self.target_kl is not None and not kl <= self.target_kl:  # NaN does not pass
             return False
         self._adapt(kl, per_minibatch=True)
         return True
@@ -474,8 +468,8 @@ def _numbers(updates: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
     """The metrics of all updates as numbers, after one copy from the device."""
     if not any(updates):
         return [{} for _ in updates]
-    values = [torch.as_tensor(value).double() for one in updates for value in one.values()]
-    numbers = iter(torch.stack(values).tolist())
+    values = [torch.as_tensor(value) for one in updates for value in one.values()]
+    numbers = iter(stacked(values).tolist())
     return [dict(zip(one, numbers)) for one in updates]  # noqa: B905 - each takes as many as it has names
 
 
@@ -483,9 +477,12 @@ def mean_kl(sums: Sequence[Tensor]) -> float:
     """Mean of KL divergences over timesteps; minibatches whose divergence is not finite are left out.
 
     sums: (2,) for each minibatch, the sum over its timesteps and their number.
+    Returns: the mean; 0 without minibatches, NaN if no divergence is finite.
     """
     if not sums:
         return 0.0
     known = [(total, n) for total, n in torch.stack(list(sums)).tolist() if math.isfinite(total)]
+    if not known:
+        return math.nan
     mean: float = sum(total for total, _ in known) / max(sum(n for _, n in known), 1.0)
     return mean

@@ -32,12 +32,13 @@ def joined(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def parts(block: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors in the result of `joined`, as views; `like` has their names, types and shapes."""
+    """The tensors in the result of `joined`, as views; `like` has their names, types, shapes and order."""
     blocks = block.split([x.nbytes for _, x in _by_width(like)])  # type: ignore[no-untyped-call]
-    return {
+    found = {
         name: part.view(x.dtype).view(x.shape)
         for (name, x), part in zip(_by_width(like), blocks, strict=True)
     }
+    return {name: found[name] for name in like}
 
 
 def _by_width(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ..recurrence import in_full_precision
+from ..precision import in_full_precision
 
 _QUERIES = 48  # queries per block; 32 to 64 perform alike
 

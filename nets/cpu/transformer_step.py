@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import cpu
-from ..attention import weighted
+from ..attention import attention_formula
 from ..mlp import Linear, RMSNorm
 from ..positions import HeadPositions
 from ..timeline import Timeline
@@ -48,7 +48,7 @@ class TransformerStep:
         self.inp, self.out_norm = _parameters(inp), _parameters(out_norm)
         self.least_square = torch.tensor(head_positions.frequencies.shape[-1] * RMSNorm.EPS)
         self.head_positions, self.table = head_positions, torch.empty(0)
-        self.made_of: list[tuple[int, int]] = []
+        self.cache_key: list[tuple[int, int]] = []
 
     @staticmethod
     def is_for(inp: nn.Module, layers: Sequence[Any], out_norm: nn.Module) -> bool:
@@ -87,7 +87,7 @@ class TransformerStep:
             both = both.roll(both.shape[-1] // 2, -1).mul_(sines[i]).addcmul_(both, cosines[i])
             q, k = both.unsqueeze(3).unbind()
             k, v, sight, state = layer.ring.extend(k, projected[:, 2:].transpose(1, 2), timeline, states[i])
-            read = weighted(q, k, v, *sight.terms(layer.heads))
+            read = attention_formula(q, k, v, *sight.terms(layer.heads))
             x = torch.addmm(x, read.view(x.shape), proj["weight"].t())
             y = layer.activation(F.linear(_layer_norm(x, norm_ff), up["weight"], up["bias"]))
             x = torch.addmm(x, y, down["weight"].t()).add_(down["bias"])
@@ -96,14 +96,14 @@ class TransformerStep:
 
     def _refresh(self) -> None:
         parts = [part["weight"] for part in (*self.gains, *self.mixtures)]
-        made_of = [(id(part), part._version) for part in parts]
-        if made_of == self.made_of:
+        cache_key = [(id(part), part._version) for part in parts]
+        if cache_key == self.cache_key:
             return
         gains = torch.stack(parts[: len(self.gains)])
         self.stretch = gains.view(len(self.layers), 2, 1, 1, -1) * gains.shape[-1] ** 0.5
         self.turned_stretch = self.stretch.roll(gains.shape[-1] // 2, -1)
         self.mixture = torch.cat(parts[len(self.gains) :]) if self.mixtures else None
-        self.made_of, self.parts = made_of, parts  # keeping the parts prevents reuse of their ids
+        self.cache_key, self.parts = cache_key, parts  # keeping the parts prevents reuse of their ids
 
     def _positions(self, time_idxs: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
         """Cosine and sine factors (2, N, H, E) of queries and keys for each layer, and waves to add."""

@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ..init import GATE_GAIN, SELECT_GAIN, STEP_BIAS
 from ..mlp import Linear, RMSNorm, require_at_least, require_positive
-from ..recurrence import in_full_precision, linear_recurrence, matrix_recurrence, matrix_step
+from ..precision import in_full_precision
+from ..recurrence import linear_recurrence, matrix_recurrence, matrix_step
 from ..short_conv import ShortConv
 from ..timescales import timescales
 from ..trunk import Mixer, MixerTrajEncoder, State
@@ -80,7 +81,9 @@ class MambaMixer(Mixer):
         chunks = [torch.split(part, size, dim=1) for part in (step_sizes, x, writes, reads)]
         for i, chunk in enumerate(zip(*chunks, strict=True)):
             begins = None if resets is None else resets[:, i * size : (i + 1) * size]
-            y, h = checkpoint(selective_scan, *chunk, rate, h, begins, use_reentrant=False)
+            y, h = checkpoint(
+                selective_scan, *chunk, rate, h, begins, use_reentrant=False, preserve_rng_state=False
+            )
             outputs.append(y)
         return self._finish(torch.cat(outputs, dim=1), x, z), {"conv": conv, "h": h}
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ..init import MIN_RNN_GATE_GAIN, MIN_RNN_OUT_GAIN
 from ..mlp import Linear, require_at_least, require_positive
 from ..recurrence import linear_recurrence
-from ..timescales import keeping_odds
+from ..timescales import forget_gate_biases
 from ..trunk import Mixer, MixerTrajEncoder, State
 
 
@@ -38,8 +38,8 @@ class MinRNNMixer(Mixer):
         self.inp = Linear(d_model, (1 + self.num_gates) * self.width)
         self.out = Linear(self.width, d_model)
         with torch.no_grad():
-            odds, gates = keeping_odds(self.width, max_seq_len), self.num_gates * self.width
-            self.inp.bias[:gates] = torch.cat([odds, -odds][-self.num_gates :])
+            biases, gates = forget_gate_biases(self.width, max_seq_len), self.num_gates * self.width
+            self.inp.bias[:gates] = torch.cat([biases, -biases][-self.num_gates :])
             self.inp.weight[:gates] *= gate_gain
             self.out.weight *= out_gain
         self.state_shapes = {"h": (self.width,)}
@@ -50,8 +50,8 @@ class MinRNNMixer(Mixer):
 
     def _decay_and_input(self, x: Tensor) -> tuple[Tensor, Tensor]:
         gates, candidate = self.inp(x).float().split([self.num_gates * self.width, self.width], dim=-1)
-        odds = self._log_odds(gates)  # float32: bfloat16 rounds a decay close to 1 to 1
-        return odds.sigmoid(), (-odds).sigmoid() * candidate
+        log_odds = self._log_odds(gates)  # float32: bfloat16 rounds a decay close to 1 to 1
+        return log_odds.sigmoid(), (-log_odds).sigmoid() * candidate
 
     def forward(self, x: Tensor, resets: Tensor | None, state: State) -> tuple[Tensor, State]:
         h = linear_recurrence(*self._decay_and_input(x), state["h"], resets)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ..init import EXP_GATE_GAIN
 from ..mlp import Linear, RMSNorm, require_at_least
-from ..timescales import keeping_odds
+from ..timescales import forget_gate_biases
 from ..trunk import MixerTrajEncoder
 from .parts import MatrixMixer, by_head, key_width, require_heads
 
@@ -46,7 +46,7 @@ class MLSTMMixer(MatrixMixer):
         self.gates = Linear(d_model, 2 * n_heads)
         self.gates.weight.data *= gate_gain
         self.gates.bias.data = torch.cat(
-            [torch.zeros(n_heads), keeping_odds(n_heads, max_seq_len, least=8.0)]
+            [torch.zeros(n_heads), forget_gate_biases(n_heads, max_seq_len, least=8.0)]
         )
         self.norm = RMSNorm(self.d_head_v)
         self.out = Linear(self.d_v, d_model, bias=False)

@@ -47,7 +47,7 @@ def share_of_right_actions(**kwargs: Any) -> float:
     for rollout in range(12):
         batch, _ = rewarded(agent.eval(), rollout)
         agent.gather_statistics(batch)
-        agent.update_values_statistics(batch.returns, batch.mask)  # type: ignore[arg-type]
+        agent.update_value_statistics(batch.returns, batch.mask)  # type: ignore[arg-type]
         agent.train()
         for _ in range(4):
             for rows in torch.randperm(64).chunk(4):

@@ -43,7 +43,7 @@ def test_untouched_weights_have_ratio_one(space: Any, kind: str) -> None:
         assert metrics[name] == pytest.approx(0.0, abs=1e-5)
     for name in ("ratio_min", "ratio_max", "ratio_mean", "ratio_mean_square"):
         assert metrics[name] == pytest.approx(1.0, abs=1e-4)
-    assert {"entropy", "value", "explained_variance", "value_loss"} <= metrics.keys()
+    assert metrics["entropy"] > 0.0
 
 
 def test_kl_is_reported_without_other_metrics_and_grows() -> None:
@@ -72,16 +72,6 @@ def test_divergence_is_that_of_the_new_policy_from_the_one_that_acted() -> None:
     expected = Categorical(batch.params).kl(Categorical(new)).mean()
     assert abs(expected - Categorical(new).kl(Categorical(batch.params)).mean()) > 0.01
     assert torch.allclose(agent(batch, with_metrics=True).metrics["kl_exact"], expected)
-
-
-def test_explained_variance() -> None:
-    agent = make_agent()
-    batch = evaluated(agent, collect(agent)[0])
-    assert batch.returns is not None
-    perfect = agent(replace(batch, values=batch.returns), with_metrics=True).metrics
-    constant = agent(replace(batch, values=0 * batch.returns), with_metrics=True).metrics
-    assert float(perfect["explained_variance"]) == pytest.approx(1.0)
-    assert float(constant["explained_variance"]) == pytest.approx(0.0, abs=1e-5)
 
 
 @pytest.mark.parametrize("encoder", ["gru", "transformer"])
@@ -180,7 +170,7 @@ def test_popart_keeps_values_and_running_does_not() -> None:
         assert batch.returns is not None
         for returns in (batch.returns * 100 + 50, batch.returns - 7):
             before = agent.evaluate(batch).values
-            agent.update_values_statistics(returns, batch.mask)
+            agent.update_value_statistics(returns, batch.mask)
             after = agent.evaluate(batch).values
             assert torch.allclose(before, after, rtol=1e-4, atol=1e-3) is is_kept
 
@@ -191,7 +181,7 @@ def test_value_losses_are_in_normalised_units(value_norm: str) -> None:
     batch = evaluated(agent, collect(agent)[0])
     assert batch.returns is not None
     batch = replace(batch, returns=batch.returns * 1000)
-    agent.update_values_statistics(batch.returns, batch.mask)
+    agent.update_value_statistics(batch.returns, batch.mask)
     found = agent(batch).critic[:, :, 0, 0]
     values = agent.evaluate(batch).values
     std = batch.returns.std(unbiased=False)
@@ -203,8 +193,8 @@ def test_value_statistics_count_steps_and_fade_beyond_the_window() -> None:
     agent = make_agent(value_norm="running", value_norm_window=2.0)
     returns, mask = torch.tensor([1.0, 3.0, torch.nan])[None, :, None], torch.tensor([True, True, False])
     for expected in (2.0, 2.0):
-        agent.update_values_statistics(returns, mask[None, :, None])
+        agent.update_value_statistics(returns, mask[None, :, None])
         assert float(agent.value_norm.mean) == expected
         assert float(agent.value_norm.std) == 1.0
-    agent.update_values_statistics(torch.full((1, 2, 1), 8.0), torch.ones(1, 2, 1, dtype=torch.bool))
+    agent.update_value_statistics(torch.full((1, 2, 1), 8.0), torch.ones(1, 2, 1, dtype=torch.bool))
     assert float(agent.value_norm.mean) == 5.0

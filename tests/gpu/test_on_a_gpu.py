@@ -24,6 +24,7 @@ from loxodon.nets import TransformerTrajEncoder
 
 from ..agents.test_packed_batches import CASES, MAX_SEQ_LEN, OBS, of_windows, tstep, windows
 from ..experiment.fakes import TINY, learning, metrics
+from ..experiment.ppo.whole_runs import learned, ppo_experiment
 from ..experiment.test_learner import TRAJECTORIES
 from ..nets.encoders import DIM, ENCODERS, MEMORYLESS, WINDOW, episode_times, make_encoder
 from ..transformers import recommended
@@ -190,3 +191,15 @@ def test_a_deterministic_run_repeats_itself(tmp_path: Path) -> None:
         loxodon_run(folder, "Experiment.deterministic=True", "Experiment.epochs=3", "--seed", "0")
     first, second = (metrics(folder / "runs" / "tiny") for folder in folders)
     assert first == second
+
+
+@pytest.mark.parametrize("encoder", ["gru", "transformer"])
+def test_ppo_learns(encoder: str, tmp_path: Path) -> None:
+    exp = ppo_experiment(tmp_path, encoder)
+    exp.start()
+    before = copy.deepcopy(exp.policy.state_dict())
+    learned(exp)
+    after = exp.policy.state_dict()
+    assert all(x.device.type == "cuda" for x in after.values())
+    assert any(not torch.equal(value, before[name]) for name, value in after.items())
+    assert all(value.isfinite().all() for value in after.values())

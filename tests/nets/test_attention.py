@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from loxodon.nets import attention
 from loxodon.nets.attention import RingSight, SequenceSight, attend, prepared, sdpa
@@ -150,3 +153,32 @@ def test_attention_within_a_window_sees_everything_that_the_mask_allows() -> Non
     )
     for one, other in zip(found, expected, strict=True):
         assert_equal_but_for_rounding(one, other, num_ops=NUM_OPS)
+
+
+def attention_of_packed_rows(
+    q: Tensor, k: Tensor, v: Tensor, of_q: Tensor, of_k: Tensor, *_: int, window_size: tuple[int, int]
+) -> Tensor:
+    """The result of torch's kernel for sequences of different lengths; (timesteps, H, E) each."""
+    found = torch.zeros_like(q)
+    for start, stop in pairwise(of_q.tolist()):
+        lag = torch.arange(stop - start)[:, None] - torch.arange(stop - start)
+        seen = (lag >= 0) & (lag <= window_size[0])
+        episode = (x[start:stop].transpose(0, 1) for x in (q, k, v))
+        found[start:stop] = scaled_dot_product_attention(*episode, seen).transpose(0, 1)
+    return found
+
+
+@pytest.mark.parametrize("num_before", [0, 2])
+def test_packed_attention_is_that_with_a_mask(num_before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, window = torch.randn(B, H, L, E), 4
+    k, v = torch.randn(2, B, H, num_before + L, E)
+    resets = torch.zeros(B, L, dtype=torch.bool)
+    resets[2, 0] = resets[1, 3] = True
+    ages = torch.full((B,), num_before) if num_before else None
+    heads, found = Heads.named(["plain"] * H, H, setting="heads"), []
+    monkeypatch.setattr(attention, "_varlen_attention", lambda: attention_of_packed_rows)
+    for is_packed in (False, True):
+        monkeypatch.setattr(attention, "_can_be_packed", lambda *_, is_packed=is_packed: is_packed)
+        sight = SequenceSight(q[:, 0], window, resets, num_before, ages)
+        found.append(attend(q, k, v, sight, heads, kernel=sdpa))
+    assert_equal_but_for_rounding(found[1], found[0], num_ops=NUM_OPS)

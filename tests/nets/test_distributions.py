@@ -19,16 +19,17 @@ from loxodon.nets import (
     Gaussian,
     GaussianMixture,
     MultiCategorical,
+    MultiCategoricalType,
     PolicyDistribution,
     TanhGaussian,
 )
 
 KINDS: dict[str, tuple[Any, int]] = {  # the constructor of a policy, and its number of parameters
     "categorical": (Categorical, 4),
-    "factors of several sizes": (MultiCategorical.for_nvec((2, 3, 4)), 9),
-    "factors of one size": (MultiCategorical.for_nvec((3, 3)), 6),
-    "one factor": (MultiCategorical.for_nvec((5,)), 5),
-    "a factor without choice": (MultiCategorical.for_nvec((1, 2)), 3),
+    "factors of several sizes": (MultiCategoricalType((2, 3, 4)), 9),
+    "factors of one size": (MultiCategoricalType((3, 3)), 6),
+    "one factor": (MultiCategoricalType((5,)), 5),
+    "a factor without choice": (MultiCategoricalType((1, 2)), 3),
     "bits": (Bernoulli, 3),
     "gaussian": (Gaussian, 4),
     "beta": (Beta, 4),
@@ -145,7 +146,7 @@ def test_a_mixture_is_greedy_at_its_densest_center_and_its_samples_have_no_gradi
     ("make", "num_params", "allowed"),
     [
         (Categorical, 4, [1, 0, 1, 0]),
-        (MultiCategorical.for_nvec((2, 3)), 5, [0, 1, 1, 1, 0]),
+        (MultiCategoricalType((2, 3)), 5, [0, 1, 1, 1, 0]),
         (Bernoulli, 3, [0, 1, 1, 0, 1, 1]),
     ],
 )
@@ -176,7 +177,7 @@ def test_continuous_policies_refuse_masks() -> None:
 
 
 def test_probabilities_first_read_without_gradient_have_one_afterwards() -> None:
-    for make, size in ((Categorical, 4), (MultiCategorical.for_nvec((2, 2)), 4), (Bernoulli, 2)):
+    for make, size in ((Categorical, 4), (MultiCategoricalType((2, 2)), 4), (Bernoulli, 2)):
         policy = make(torch.zeros(size, requires_grad=True))
         with torch.no_grad():
             _ = policy.probs
@@ -265,11 +266,11 @@ def test_everything_stays_finite_at_the_extremes() -> None:
 def test_gin_sets_the_temperature_and_zero_is_refused() -> None:
     try:
         gin.parse_config("MultiCategoricalType.temperature = 0.5")
-        assert MultiCategorical.for_nvec((2, 3))(torch.zeros(5)).temperature == 0.5
+        assert MultiCategoricalType((2, 3))(torch.zeros(5)).temperature == 0.5
         gin.parse_config("MultiCategoricalType.temperature = 0.0")
         with pytest.raises(
             ValueError, match=r"MultiCategoricalType.temperature is 0.0.*above 0. Fix: bind .* 1.0"
         ):
-            MultiCategorical.for_nvec((2, 3))
+            MultiCategoricalType((2, 3))
     finally:
         gin.clear_config()

@@ -18,7 +18,7 @@ from loxodon.nets import (
     DiscountInputCriticEnsemble,
     DuelingCriticEnsemble,
     Gaussian,
-    MultiCategorical,
+    MultiCategoricalType,
     PolicyDistribution,
     PolicyHead,
     TanhGaussian,
@@ -27,7 +27,7 @@ from loxodon.nets import (
 )
 
 
-@pytest.mark.parametrize("kind", [Categorical, TanhGaussian, MultiCategorical.for_nvec((1, 2))])
+@pytest.mark.parametrize("kind", [Categorical, TanhGaussian, MultiCategoricalType((1, 2))])
 def test_actor_gives_one_policy_per_discount(kind: Any) -> None:
     policy = Actor(8, 3, 2, kind, d_hidden=16)(torch.randn(4, 5, 8))
     assert policy.params.shape == (4, 5, 2, kind.num_params(3))

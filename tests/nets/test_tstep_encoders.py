@@ -26,7 +26,8 @@ from loxodon.nets import (
     TstepEncoder,
     default_tstep_encoder,
 )
-from loxodon.nets.images import random_shift, say_once
+from loxodon.nets.images import random_shift
+from loxodon.nets.log_once import log_once
 from loxodon.nets.tstep_encoders import kind_of
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "timestep_encoders.md").read_text(encoding="utf-8")
@@ -301,7 +302,7 @@ def test_kinds_of_observations_follow_from_their_spaces() -> None:
 def test_a_flattened_image_is_warned_about_once(
     shape: tuple[int, ...], dtype: Any, advice: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    say_once.cache_clear()
+    log_once.cache_clear()
     for _ in range(2):
         FFTstepEncoder(spaces.Dict(seen=spaces.Box(0, 1, shape, dtype), x=spaces.Box(0, 1, (3,))), 3)
     told = [record.message for record in caplog.records if record.levelname == "WARNING"]

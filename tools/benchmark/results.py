@@ -28,8 +28,8 @@ class Run:
     """A finished run of an agent on a task; one JSON file.
 
     curve: evaluations [env steps, updates, seconds, value], in order. configs and settings: those of
-    the agent and of the task. stopped_at: target at which the run ended before its budget; None if it used
-    its budget. versions: packages and the commit. machine: see `hardware`.
+    the agent and of the task. stopped_at: the target at which an older run ended before its budget; None in
+    new runs, which use all of it. versions: packages and the commit. machine: see `hardware`.
     """
 
     suite: str

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import gymnasium as gym
 import numpy as np
@@ -13,16 +16,19 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from loxodon.agents import GAE, AdvantageNorm, PPOAgent
+from loxodon.agents import GAE, AdvantageNorm, PPOAgent, PPOLoss
 from loxodon.data import Sink
 from loxodon.envs import EnvSpec, make_vector_env
-from loxodon.experiment.ppo import RolloutBuffer, old_policy, sequences
+from loxodon.experiment.ppo import KLAdaptiveLR, RolloutBuffer, diagnostics, sequences
+from loxodon.experiment.ppo.old_policy import old_policy_outputs
+from loxodon.experiment.ppo.sequences import RolloutTensors
 from loxodon.experiment.ppo.trainer import mean_kl
 from loxodon.experiment.process.distributed import merged
 from loxodon.nets import Categorical, PolicyHead, cpu
 
 from ...rounding import assert_equal_but_for_rounding, rounding
 from .rollouts import (
+    CPU,
     RecordingEstimator,
     Witness,
     make_agent,
@@ -87,10 +93,17 @@ def test_evaluating_a_rollout_reproduces_acting(
         assert_equal_but_for_rounding(next_values[goes_on, n], torch.stack(following)[goes_on], NUM_OPS)
 
 
+def test_explained_variance() -> None:
+    returns, mask = torch.randn(3, 2), torch.ones(3, 2, dtype=torch.bool)
+    for values, expected in ((returns, 1.0), (0 * returns, 0.0)):
+        metrics = diagnostics.value_fit_metrics(values, returns, returns, mask)
+        assert metrics["explained_variance"] == pytest.approx(expected, abs=1e-5)
+
+
 def test_masked_actions_do_not_loosen_the_limit_of_rounding() -> None:
     logits = torch.randn(6, 4)
     limits = [
-        old_policy.rounding(
+        diagnostics.max_rounding_error(
             Categorical,
             {"params": Categorical(logits).masked(allowed).params},
             torch.eye(4)[[0] * 6],
@@ -181,6 +194,38 @@ def test_metrics_of_updates_are_means_or_extremes() -> None:
     sums = torch.tensor([[3.0, 3.0], [float("nan"), 5.0], [3.0, 1.0]])
     assert mean_kl(list(sums)) == 1.5
     assert mean_kl([]) == 0.0
+    assert math.isnan(mean_kl([torch.tensor([torch.nan, 4.0])]))
+
+
+def test_a_divergence_that_is_not_a_number_neither_passes_nor_adapts_anything() -> None:
+    agent = make_agent(loss_type=lambda: PPOLoss(kind="kl_penalty"))
+    learner = make_learner(agent, 8, 4, target_kl=0.02, lr_adapter=partial(KLAdaptiveLR, per="minibatch"))
+    beta, found = float(agent.loss.beta), {"kl": torch.tensor(torch.nan)}
+    assert not learner._may_step([found], [Mock(mask=torch.ones(2, 3, 1, dtype=torch.bool))])
+    agent.after_rollout(mean_kl(learner._kls))
+    assert learner.learner.lr_scale == 1.0
+    assert float(agent.loss.beta) == beta
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_values_of_steps_do_not_depend_on_the_order_of_sequences(order: int) -> None:
+    """With burn-in, the timestep after a sequence has another memory as its tail than as a step."""
+    agent = make_agent(max_seq_len=4)
+    learner = make_learner(agent, 8, 4, chunk_len=4, burn_in=3)
+    collector = make_collector(agent, learner, longest=14)
+    collector.collect(8)
+    learner.learn_from_rollout(0)
+    collector.collect(8)
+    rollout = learner.buffers[0].read()
+    tensors = RolloutTensors(rollout, sequences.policy_actions(rollout.steps, agent.action_space), CPU)
+    pieces = learner._pieces(rollout)
+    together = [tensors.indices(pieces, tails=True)]
+    alone = [tensors.indices(pieces.take(np.array([i])), tails=True) for i in range(len(pieces))]
+    expected, found = (
+        old_policy_outputs(agent, tensors, groups, nullcontext)[0]["values"]
+        for groups in (together, alone[::order])
+    )
+    assert_equal_but_for_rounding(found, expected, NUM_OPS)
 
 
 class LateStates(Sink):
