@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -239,7 +240,8 @@ class Experiment(Settings):
             logger.warning(unused)
         self.summary(env_summary)
         if resume:
-            self.ctx.console.say(f"Resuming at epoch {self.load_checkpoint()}.")
+            with self.fleet.reporting():
+                self.ctx.console.say(f"Resuming at epoch {self.load_checkpoint()}.")
 
     def prepare_to_resume(self) -> None:
         """Before `start`, if `load_checkpoint` follows it: use the seed of the newest checkpoint.
@@ -1331,7 +1333,12 @@ class Experiment(Settings):
             async_env_mp_context=self.async_env_mp_context,
         )
         facts = self.record.versions(seed=self.run_seed, mode=self.mode, environments=environments)
-        self.checkpoints.write_record(self.record.config, self.record.config_requested, facts)
+        # A resumed run has the seed of its checkpoint.
+        config, requested = (
+            re.sub(r"^Experiment\.seed = .*$", f"Experiment.seed = {self.run_seed}", text, flags=re.MULTILINE)
+            for text in (self.record.config, self.record.config_requested)
+        )
+        self.checkpoints.write_record(config, requested, facts)
 
     # ---- between epochs ----
 

@@ -140,11 +140,13 @@ def _evaluate(args: argparse.Namespace) -> int:
 def find_policy(place: Path, which: str | None = None) -> Policy:
     """Find the policy `best`, `latest` or `epoch:N` of a run; None takes the first of these that exists.
 
-    place: the run's folder, or a policy file.
+    place: the folder of a run or of an exported policy, or a policy file.
 
     Raises: FileNotFoundError if it does not exist; ValueError for another word.
     """
     place = place.expanduser()
+    if (exported := place / "policy.safetensors").is_file():
+        place = exported
     if place.is_file():
         is_in_run = place.parent.parent.name == "ckpts"
         name = place.parent.name if place.stem == "policy" else place.stem

@@ -183,7 +183,8 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool, device: str | 
         # An actor has the learner's config but builds fewer parts, such as no evaluation environments.
         say(f"warning: {error}", error=True)
     if resumes and exp.ctx.role.learns:
-        exp.ctx.console.say(f"Resuming at epoch {exp.load_checkpoint()}.")
+        with exp.fleet.reporting():
+            exp.ctx.console.say(f"Resuming at epoch {exp.load_checkpoint()}.")
     return exp
 
 
@@ -230,7 +231,7 @@ def closing_summary(exp: Any, metrics: Mapping[str, float], words: Sequence[str]
         kept = without(words, "--resume")
         further = [*kept, "--resume"]
         if exp.is_finished:
-            ends: dict[str, Any] = {"Experiment.epochs": 2 * max(exp.epochs, exp.epoch)}
+            ends: dict[str, Any] = {"Experiment.epochs": 2 * max(exp.epochs, exp.epoch, 1)}
             if exp.stop_at_val_return is not None:
                 ends["Experiment.stop_at_val_return"] = None
             if exp.max_env_steps is not None:
@@ -241,6 +242,8 @@ def closing_summary(exp: Any, metrics: Mapping[str, float], words: Sequence[str]
         seed = exp.run_seed + 1 if exp.seed is not None or exp.run_seed == 1 else 1
         name = f"{exp.run_name.rpartition('-seed')[0] or exp.run_name}-seed{seed}"
         again = [*fresh, "--seed", str(seed), "--run-name", name]
+        if (count := exp.accelerator.num_processes) > 1:
+            program = f"(with the launcher of this run, for {count} processes) {program}"
         lines += [
             "try another seed    " + f"{program} {shlex.join(again)}",
             "train it further    " + f"{program} {shlex.join(further)}",

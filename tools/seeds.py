@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 from ..experiment.checkpoint.record import bindings_of
 from ..experiment.checkpoint.store import CheckpointManager
+from ..experiment.config.reading import read_source
 from ..experiment.fleet.actors import actor_environment, without
 from ..experiment.fleet.heartbeat import newest_learner, read_heartbeats
 from ..experiment.fleet.supervisor import PARENT, kill_group
@@ -127,7 +129,7 @@ def run_seeds(
     def jobs() -> Iterator[Job]:
         for folder, seed in runs.items():
             if resumes and _is_finished(folder, ends):
-                _say(f"{folder.name} has already finished")
+                _say(f"{folder.name} has already finished{_other_settings(folder, kept)}")
                 continue
             again = ["--resume"] * (resumes and bool(_epochs(folder)))
             _say(f"---- {folder.name} ----")
@@ -163,6 +165,16 @@ def _is_finished(run_dir: Path, ends: Mapping[str, Any]) -> bool:
         return False
     before = bindings_of(config.read_text(encoding="utf-8", errors="replace"))
     return all(before.get(name, "None") == repr(value) for name, value in ends.items())
+
+
+def _other_settings(run_dir: Path, words: Sequence[str]) -> str:
+    """A clause that names settings of the command line with which a finished run was not made."""
+    given = [word for word in words if re.match(r"[\w/.]+\.\w+\s*=", word)]
+    asked = read_source([], zip(given, given, strict=True)).bindings
+    now = bindings_of("\n".join(f"{one.key} = {one.value!r}" for one in asked))
+    before = bindings_of((run_dir / "ckpts" / "config.txt").read_text(encoding="utf-8", errors="replace"))
+    differ = [f"{k} = {before[k]}, not {value}" for k, value in now.items() if before.get(k, value) != value]
+    return f" with {', '.join(differ)}. Fix: choose another --run-name for other settings." if differ else ""
 
 
 def _say(text: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -114,7 +115,6 @@ class Sweep:
             yield _optuna().trial.Trial(self.study, one._trial_id)
         while len(states := [one.state for one in self.study.trials]) < self.num_trials:
             if states.count(_state("FAIL")) >= _MOST_FAILURES and _state("COMPLETE") not in states:
-                run.say("error: no trial has finished. Fix: correct the errors in their logs.")
                 return
             yield self.study.ask(self.spaces)
 
@@ -146,18 +146,22 @@ class Sweep:
         return should_prune
 
     def _record_result(self, trial: Any, job: Job, status: int) -> None:
-        """Record in the study how a trial ended; an interrupted trial stays open."""
+        """Record in the study how a trial ended; a trial that was interrupted or killed stays open."""
         log = job.run_dir / "logs" / "console.log"
-        points = points_of(curves_if_readable(job.run_dir), self.metric, "env_steps")
+        curves = curves_if_readable(job.run_dir)
+        points = points_of(curves, self.metric, "env_steps")
         if (steps := self.pruned.get(trial.number)) is not None:
             self.study.tell(trial, state=_state("PRUNED"))
             text = f"was ended after {steps:,} env steps: it was worse than the median of the others"
         elif job.was_terminated:
             text = "was interrupted"
+        elif status < 0:
+            text = f"was killed by {signal.Signals(-status).name}; run the same command to continue it"
         elif status or not len(points):
             self.study.tell(trial, state=_state("FAIL"))
-            why = f"exit status {status}" if status else f"no {self.metric} in its logs"
-            text = f"failed ({why}), log {log}"
+            missing = f"no {self.metric} in its logs"
+            why = f"exit status {status}" if status else missing
+            text = f"failed ({why}), log {log}{'' if status else did_you_mean(self.metric, curves)}"
         else:
             self.study.tell(trial, float(points[-1, 1]))
             text = f"{self.metric} {points[-1, 1]:.4g} (best: {self.study.best_value:.4g})"
@@ -234,6 +238,11 @@ def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence
             f"{folder} holds another sweep, {before}, but this one is {asked}. Fix: choose another folder "
             "with -o."
         )
+    if not study.trials and (old := sorted((folder / "runs").glob("trial-*"))):
+        raise ConfigError(
+            f"{folder / 'study.db'} has no trials, but {old[0]} exists, and its settings are not known any "
+            "more. Fix: restore study.db, remove the folder, or choose another with -o."
+        )
     study.set_user_attr("asked", asked)
     command, is_max = [*library_program(), *kept], args.direction == "maximize"
     sweep = Sweep(
@@ -245,6 +254,8 @@ def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence
     if not is_complete:
         run.say("interrupted; run the same command to continue")
         return INTERRUPTED
+    if not has_best:
+        run.say("error: no trial has finished. Fix: correct the errors in their logs.")
     return 0 if has_best else FAILED
 
 
@@ -273,7 +284,7 @@ def _study(path: Path, direction: str, prune_after: int) -> Any:
 
 
 def _check(parsed: argparse.Namespace, found: Mapping[str, tuple[str, Any]]) -> str:
-    """Check the config with all choices and ends of ranges, and build it once; returns the run's name.
+    """Check the config with all choices and ends of ranges, and run it once; returns the run's name.
 
     Raises: ConfigError.
     """

@@ -381,8 +381,14 @@ def read_learner_report(run_dir: Path) -> LearnerReport | None:
 
 
 def newest_learner(beats: Iterable[Heartbeat]) -> Heartbeat | None:
-    """The learner of the run, even if dead; None if there never was one. beats: oldest process first."""
-    return next((b for b in reversed(list(beats)) if b.role != "actor" and b.rank == 0), None)
+    """The learner of the run, even if dead; None if there never was one. beats: oldest process first.
+
+    A learner that ended without any work, because of an error or because the run had finished, does not
+    replace one that worked.
+    """
+    learners = [b for b in beats if b.role != "actor" and b.rank == 0]
+    worked = [b for b in learners if b.gradient_steps or b.env_steps or b.state not in ENDED_STATES]
+    return next(reversed(worked or learners), None)
 
 
 def env_steps_of(beats: Iterable[Heartbeat]) -> int:

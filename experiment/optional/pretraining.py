@@ -113,11 +113,9 @@ class Pretraining(Callback):
             return
         self.dataset.refresh()
         if not self.dataset.ready_for_training:
-            where = self.dataset.save_new_trajs_to or ""
             raise ValueError(
-                f"Pretraining.dataset, a {type(self.dataset).__name__}, has not enough trajectories to train "
-                f"on {where}. Fix: name its folder, e.g. demos/DiskTrajDataset.dset_root and dset_name, or "
-                "collect trajectories first."
+                f"Pretraining.dataset {self.dataset.describe_lack()}. Fix: name the folder of the "
+                "demonstrations, such as demos/DiskTrajDataset.dset_root and dset_name."
             )
         run.ctx.status.state("learning")
         # Separate random numbers, so that the rest of the run does not depend on them.

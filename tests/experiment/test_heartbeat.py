@@ -172,6 +172,14 @@ def test_a_run_that_fails_leaves_its_error_and_releases_the_lock(tmp_path: Path)
     assert not (unbuilt.run_dir / "learner.json").exists()
 
 
+def test_a_learner_without_any_work_does_not_replace_one_that_worked(tmp_path: Path) -> None:
+    write_beat(tmp_path, "L1", role="learner", state="finished", started=1.0, gradient_steps=9)
+    write_beat(tmp_path, "L2", role="learner", state="failed", started=2.0, env_steps=0)
+    learner = heartbeat.newest_learner(read_heartbeats(tmp_path))
+    assert learner is not None
+    assert learner.started == 1.0
+
+
 # ---- status ----
 
 

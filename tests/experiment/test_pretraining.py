@@ -119,7 +119,9 @@ def test_impossible_settings_are_refused(tmp_path: Path) -> None:
         stage("demos")
     exp = make_ppo(tmp_path, callbacks=[stage(DiskTrajDataset(dset_name="nothing"))])
     exp.start()
-    with pytest.raises(ValueError, match=r"not enough trajectories.*nothing.*Fix: name its folder"):
+    with pytest.raises(
+        ValueError, match=r"Pretraining.dataset has no trajectories.*nothing.*Fix: name the folder"
+    ):
         exp.learn()
     exp.close()
     off_policy = make_experiment(tmp_path, callbacks=[stage()])

@@ -225,7 +225,8 @@ def test_a_run_without_any_update_fails_and_says_why(
 def test_the_closing_summary_names_commands_that_differ_from_this_one() -> None:
     names: dict[str, Any] = {"run_dir": Path("runs/a-seed3"), "run_name": "a-seed3", "mode": "both"}
     ends: dict[str, Any] = {"epochs": 10, "stop_at_val_return": 0.9, "max_env_steps": None}
-    exp = SimpleNamespace(**names, **ends, seed=3, run_seed=3, epoch=10, is_finished=True)
+    alone = SimpleNamespace(num_processes=1)
+    exp = SimpleNamespace(**names, **ends, seed=3, run_seed=3, epoch=10, is_finished=True, accelerator=alone)
     words = shlex.split("--config a --seed 3 --run-name=a-seed3 --resume 'Experiment.epochs = 10' 'B.c=d e'")
     lines = closing_summary(exp, {"val/success": 1.0, "val/return": 0.5}, words, "a.py").splitlines()
     assert lines[:3] == [
@@ -241,6 +242,10 @@ def test_the_closing_summary_names_commands_that_differ_from_this_one() -> None:
     for drawn, other in ((1_106_457_778, "--seed 1 "), (1, "--seed 2 ")):  # resumed without its seed
         exp.seed, exp.run_seed = None, drawn
         assert other in closing_summary(exp, {}, words, "a.py")
+    exp.accelerator = SimpleNamespace(num_processes=2)
+    assert "further    (with the launcher of this run, for 2 processes) a.py" in closing_summary(
+        exp, {}, words, "a.py"
+    )
 
 
 @pytest.mark.parametrize(

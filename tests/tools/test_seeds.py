@@ -149,6 +149,8 @@ def test_only_unfinished_runs_are_resumed(
     before = metrics(run_dir)
     assert main([*words, "--resume"]) == 0
     assert "tiny-seed3 has already finished\n" in capsys.readouterr().out
+    assert main([*words, "--resume", "Experiment.learning_rate=0.5"]) == 0
+    assert "finished with Experiment.learning_rate = 0.0001, not 0.5. Fix:" in capsys.readouterr().out
     assert main([*words, "--resume", "Experiment.epochs=2"]) == 0  # more epochs than before
     assert metrics(run_dir)[: len(before)] == before
     assert metrics(run_dir)[-1]["epoch"] == 2

@@ -103,6 +103,10 @@ def test_a_sweep_continues_where_it_was_prunes_and_writes_the_best(
     ]
     assert text in printed
 
+    Path("sweeps/tiny/study.db").unlink()
+    assert main([*WORDS, "--trials", "2"]) == 2
+    assert "study.db has no trials, but sweeps/tiny/runs/trial-0 exists" in capsys.readouterr().err
+
 
 @pytest.mark.usefixtures("unbuilt")
 def test_a_sweep_stops_if_every_trial_fails(capsys: pytest.CaptureFixture[str]) -> None:
