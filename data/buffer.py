@@ -116,10 +116,10 @@ class Quarantine:
                 f"--quarantine` moves them to {self.folder.name}/"
             )
             raise ValueError(
-                f"{self.num_broken} of {num_seen} trajectory files in {self.folder.parent} are broken, more "
-                f"than {MAX_BROKEN_SHARE:.0%}. The last reason: {self._find_reason()} {now}. Fix: correct "
-                "the program that writes such files, and give each kind of environment its own dataset "
-                "(DiskTrajDataset.dset_name)."
+                f"{self.num_broken} of {num_seen} trajectory files in {self.folder.parent} cannot be "
+                f"used, more than {MAX_BROKEN_SHARE:.0%}. The last reason: {self._find_reason()} {now}. Fix: "
+                "give each kind of environment its own dataset (DiskTrajDataset.dset_name); if the files are "
+                "damaged, correct the program that writes them."
             )
 
     def describe(self) -> str:

@@ -21,6 +21,7 @@ from .checks import Node, shown
 from .reading import Binding, ConfigError, Source, raise_if_any, read_source, with_references
 
 _COMMENT_COLUMN = 60
+_LACKING = re.compile(r"Required bindings for `(.+?)` not provided in config: \[(.+?)\]")  # gin's words
 _loaded: LoadedConfig | None = None
 
 
@@ -183,6 +184,10 @@ def explained() -> Iterator[None]:
         raise
     except (ValueError, TypeError, RuntimeError, OSError, ImportError) as error:
         text = str(error)
+        if lacking := _LACKING.search(text):
+            name, params = lacking[1], [param.strip("' ") for param in lacking[2].split(",")]
+            settings = " and ".join(f"{name}.{param}" for param in params)
+            text = f"{name} needs a value for {', '.join(params)}, and nothing sets it. Fix: set {settings}."
         if "Fix:" not in text:
             raise
         raise_if_any([re.sub(r"\n\s+In call to configurable .*", "", text, flags=re.DOTALL).strip()])

@@ -151,7 +151,9 @@ def test_the_layout_of_files_opened_before_it_was_known_is_checked(
     dataset.sample_windows(50, rng)
     layout = make_traj(1).layout
     dataset.expect(Layout({**layout.obs, "extra": ((2,), np.dtype(np.float32))}, layout.action_width))
-    with pytest.raises(ValueError, match=r"2 of 3 trajectory files in .*buffer are broken.*'extra'.*Fix:"):
+    with pytest.raises(
+        ValueError, match=r"2 of 3 trajectory files in .*buffer cannot be used.*'extra'.*Fix:"
+    ):
         dataset.sample_windows(50, rng)
 
 
@@ -191,7 +193,7 @@ def test_more_than_a_twentieth_of_broken_files_stops_the_run(
         dataset.refresh()
         dataset.sample_windows(1000, rng)
     else:
-        text = r"3 of 42 trajectory files in .*set/buffer are broken.*not a readable.*Fix: correct"
+        text = r"3 of 42 trajectory files in .*set/buffer cannot be used.*not a readable.*Fix: give"
         with pytest.raises(ValueError, match=text):  # noqa: PT012 - by the one or the other
             dataset.refresh()
             dataset.sample_windows(1000, rng)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NewType, Protocol
 import gin
 import pytest
 
+from loxodon.experiment.artifacts import UrlStore
 from loxodon.experiment.config import ConfigError, LoadedConfig, checks, explained, load_config
 from loxodon.experiment.config.reading import import_path
 
@@ -490,3 +491,11 @@ def test_a_module_that_calls_exit_is_an_error_of_the_config(elsewhere: Path) -> 
     (elsewhere / "mine.gin").write_text(f"import leaving\n{TINY}")
     with pytest.raises(ConfigError, match=r"leaving.py:2: SystemExit.*Fix"):
         load_config([str(elsewhere / "mine.gin")])
+
+
+def test_a_missing_value_of_a_part_that_code_builds_is_named() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"UrlStore needs a value for url, .* Fix: set UrlStore.url\."),
+        explained(),
+    ):
+        UrlStore()
