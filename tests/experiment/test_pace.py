@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -172,7 +173,9 @@ def test_a_learner_without_data_says_so_to_its_actors(
         for path in tmp_path.glob("*.npz"):
             path.rename(folder / path.name)
 
-    monkeypatch.setattr(off_policy.time, "sleep", data_arrive)
+    # Threads of the run sleep, too, so the module gets a clock of its own.
+    clock = SimpleNamespace(sleep=data_arrive, monotonic=time.monotonic)
+    monkeypatch.setattr(off_policy, "time", clock)
     assert learner.trainer.wait_for_data()
     assert told == [{"lacks_data": True}, {"lacks_data": False}]
     learner.close()
