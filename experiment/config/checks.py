@@ -420,9 +420,12 @@ def _surely_makes(known: Configurable, hint: Any) -> bool:
 
 
 def _respelled(value: Any) -> Iterator[Any]:
-    """The same reference with or without its call, or a string without its quotes, or with an `@`."""
+    """The same reference with or without its call, also in a list; or a text without quotes, or with `@`."""
     if isinstance(value, Reference):
-        yield Reference(value.scoped_name, not value.is_called)
+        other = Reference(value.scoped_name, not value.is_called)
+        yield from (other, [value], [other])
+    elif isinstance(value, (list, tuple)):
+        yield [next(_respelled(item)) if isinstance(item, Reference) else item for item in value]
     elif isinstance(value, str):
         for text in (value, value.capitalize(), f"@{value}", f"@{value}()"):
             with contextlib.suppress(SyntaxError, tokenize.TokenError, ValueError):

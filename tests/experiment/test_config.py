@@ -101,6 +101,7 @@ class CfgTypes:
     encoder: CfgEncoder | None = None
     number: float = 0.0
     names: str | Sequence[str] = ()
+    makers: Sequence[Callable[..., CfgEncoder]] = ()
     to_int: Callable[..., int] | None = None
     anything: Any = None
 
@@ -250,6 +251,8 @@ def test_a_module_in_the_working_folder_can_be_imported() -> None:
         ("CfgStore.sizes = 'ab'", ["is a str, but must be Sequence[int]"]),
         ("CfgStore.sizes = [1, 'a']", ["is a list, but must be Sequence[int]"]),
         ("CfgTypes.number = '0.5'", ["write 0.5."]),
+        ("CfgTypes.makers = [@CfgGRU()]", ["Fix: write [@CfgGRU]."]),
+        ("CfgTypes.makers = @CfgGRU", ["Fix: write [@CfgGRU]."]),
         ("CfgTypes.seconds = '1s'", ["must be float"]),
         ("CfgTypes.counted = '1'", ["must be int", "write 1."]),
         ("CfgTypes.pair = (1,)", ["must be tuple[int, str]"]),
