@@ -131,6 +131,8 @@ class OffPolicyAgent(BaseAgent, ABC):
 
     has_actor: ClassVar[bool] = True
     has_target_actor: ClassVar[bool] = False
+    acting_discount: int = -1
+    """Index of the discount whose policy acts, see `act_for`."""
 
     def __init__(  # noqa: PLR0913 - every keyword is a gin setting
         self,
@@ -202,7 +204,20 @@ class OffPolicyAgent(BaseAgent, ABC):
         return self.burn_in > 0
 
     def policy(self, state: Tensor) -> PolicyDistribution:
-        return self.distribution(self.actor(state).params[..., -1, :])
+        return self.distribution(self.actor(state).params[..., self.acting_discount, :])
+
+    def act_for(self, discount: float) -> None:
+        """Let the policy of another discount act, to find out which horizons have been learned.
+
+        Raises: ValueError if the agent does not train this discount.
+        """
+        trained = [round(value, 6) for value in self.discounts[:, 0].tolist()]
+        if discount not in trained:
+            raise ValueError(
+                f"The discount {discount} is not trained: this {type(self).__name__} has {trained}. Fix: "
+                "choose one of these."
+            )
+        self.acting_discount = trained.index(discount)
 
     def _act_extras(self, policy: PolicyDistribution, sample: bool) -> dict[str, Tensor]:
         if not self.returns.needs_probabilities:

@@ -361,6 +361,8 @@ def parse_evaluate(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--sampled", action="store_true", help="sample actions instead of taking the most likely one")
     context = "numbers of last timesteps to limit the policy's memory to, one evaluation each (default: full)"
     add("--context", type=_sizes, default=[None], metavar="1,16,full", help=context)
+    discount = "let the policy of another trained discount act; its results are only printed"
+    add("--discount", type=float, metavar="0.9", help=discount)
     add(
         "--video",
         type=Path,

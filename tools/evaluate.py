@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from ..agents import BaseAgent
+from ..agents import BaseAgent, OffPolicyAgent
 from ..data import DiskTrajDataset
 from ..envs import EnvSpec, Histories, resolve_env
 from ..experiment.checkpoint.load_policy import LoadedPolicy, is_gone, load_policy
@@ -89,7 +89,7 @@ def _evaluate(args: argparse.Namespace) -> int:
         recipe = _recipe(args, found.run_dir)
     env = args.env or ", ".join(["val", *args.set])  # a modified environment counts as another one
     place = args.output
-    if place is None and found.run_dir is not None:
+    if place is None and found.run_dir is not None and args.discount is None:
         name = f"{found.name}-{env}-{'sampled' if args.sampled else 'greedy'}"
         place = found.run_dir / EVALUATIONS / f"{re.sub(r'[^-.a-zA-Z0-9]+', '_', name)}.json"
         if problem := writing_problem(place.parent):
@@ -99,7 +99,7 @@ def _evaluate(args: argparse.Namespace) -> int:
         made = recipe.make(args.seed)
     with contextlib.closing(made) as envs:
         for size in args.context:
-            policy = load_policy(found.file, device=args.device, sample=args.sampled, trust=args.trust)
+            policy = _loaded(found.file, args)
             with explained():
                 check_spaces(
                     policy.info.env_spaces(),
@@ -118,6 +118,7 @@ def _evaluate(args: argparse.Namespace) -> int:
         "policy": found.name,
         "epoch": policy.info.epoch,
         "sampled": args.sampled,
+        "discount": args.discount,
         "seed": args.seed,
         "episodes": args.episodes,
         "results": results,
@@ -128,13 +129,27 @@ def _evaluate(args: argparse.Namespace) -> int:
         say(f"results  {place}")
     if args.video is not None:
         folder = args.video if args.video != Path() else (found.run_dir or Path()) / VIDEOS
-        policy = load_policy(found.file, device=args.device, sample=args.sampled, trust=args.trust)
+        policy = _loaded(found.file, args)
         _record(policy, recipe, folder, found.name, args.seed)
         say(f"videos   {folder}")
     return 0
 
 
 # ---- policy and environments ----
+
+
+def _loaded(file: Path, args: argparse.Namespace) -> LoadedPolicy:
+    """Load the policy that acts as the command line says."""
+    policy = load_policy(file, device=args.device, sample=args.sampled, trust=args.trust)
+    if args.discount is not None:
+        with explained():
+            if not isinstance(policy.agent, OffPolicyAgent):
+                raise ValueError(
+                    f"--discount is for agents with several discounts, unlike {type(policy.agent).__name__}. "
+                    "Fix: remove --discount."
+                )
+            policy.agent.act_for(args.discount)
+    return policy
 
 
 def find_policy(place: Path, which: str | None = None) -> Policy:

@@ -561,3 +561,17 @@ def test_if_nothing_is_allowed_everything_is() -> None:
     allowed = agent.allowed_actions({"allowed": mask}, like)
     assert allowed.shape == (2, 1, 5)
     assert allowed[:, 0].int().tolist() == [[1, 1, 1, 0, 0], [1, 0, 1, 1, 1]]
+
+
+@pytest.mark.parametrize(("kind", "space"), [(Agent, BOX), (DQNAgent, DISCRETE)])
+def test_the_policy_of_another_discount_can_act(kind: Any, space: Any) -> None:
+    agent = make(kind, space, training_discounts=(0.5, 0.9), gamma=0.99)
+    state = torch.randn(2, 3, agent.state_dim)
+    params = [agent.policy(state).params.clone()]
+    for discount in (0.5, 0.99):
+        agent.act_for(discount)
+        params.append(agent.policy(state).params.clone())
+    assert torch.equal(params[0], params[2])
+    assert not torch.equal(params[0], params[1])
+    with pytest.raises(ValueError, match=r"discount 0.95 is not trained.*\[0.5, 0.9, 0.99\]. Fix:"):
+        agent.act_for(0.95)

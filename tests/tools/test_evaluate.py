@@ -275,12 +275,16 @@ def test_a_run_is_evaluated_in_its_own_environments_with_changes_on_top(
     (one,) = results(folder / "evaluations/epoch_0-val_TMazePassive.horizon_2-greedy.json")
     assert one["lengths"] == [6] * 4
     assert main([str(folder / "ckpts/latest/policy.safetensors"), "--episodes", "1"]) == 0
+    written = sorted((folder / "evaluations").iterdir())
+    assert main([str(folder), *words, "latest", "--discount", "0.9"]) == 0
+    assert sorted((folder / "evaluations").iterdir()) == written
     capsys.readouterr()
     for wrong, says in {
         ("epoch:7",): "policy_epoch_7.safetensors: runs/tiny has best, latest, epoch:0. Fix: choose one",
         ("newest",): "--policy is 'newest', but must be best, latest or epoch:N. Fix: ",
         ("latest", "--set", "TMazePassive.horizn=2"): "Did you mean 'horizon'?",
         ("latest", "--env", "CartPole-v9"): "Fix: ",
+        ("latest", "--discount", "0.7"): "The discount 0.7 is not trained: this Agent has [0.1, 0.9, ",
         ("latest", "--set", "TMazePassive.horizon=-5"): "TMazePassive.horizon is -5",
         ("latest", "--env", "CartPole-v1"): "belongs to another environment: ",
     }.items():
