@@ -240,8 +240,7 @@ class Experiment(Settings):
             logger.warning(unused)
         self.summary(env_summary)
         if resume:
-            with self.fleet.reporting():
-                self.ctx.console.say(f"Resuming at epoch {self.load_checkpoint()}.")
+            self.load_newest_checkpoint()
 
     def prepare_to_resume(self) -> None:
         """Before `start`, if `load_checkpoint` follows it: use the seed of the newest checkpoint.
@@ -1042,6 +1041,11 @@ class Experiment(Settings):
             path if resume_training_state else path / "model.safetensors", resume_training_state
         )
         return self.epoch
+
+    def load_newest_checkpoint(self) -> None:
+        """Continue from the newest checkpoint, and print where; an error shows in the status of the run."""
+        with self.fleet.reporting():
+            self.ctx.console.say(f"Resuming at epoch {self.load_checkpoint()}.")
 
     def load_checkpoint_from_path(self, path: str | Path, is_accelerate_state: bool | None = None) -> None:
         """Load a training state (a folder; the whole run continues from it) or policy weights (a file).

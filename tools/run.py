@@ -183,8 +183,7 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool, device: str | 
         # An actor has the learner's config but builds fewer parts, such as no evaluation environments.
         say(f"warning: {error}", error=True)
     if resumes and exp.ctx.role.learns:
-        with exp.fleet.reporting():
-            exp.ctx.console.say(f"Resuming at epoch {exp.load_checkpoint()}.")
+        exp.load_newest_checkpoint()
     return exp
 
 

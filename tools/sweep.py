@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from ..experiment.config import ConfigError, explained, load_config
 from ..experiment.config.reading import read_source
 from ..experiment.experiment import Experiment
 from ..experiment.fleet.actors import library_program, without
+from ..experiment.fleet.supervisor import describe_exit
 from ..experiment.output.plots import curves_if_readable, metrics_of, points_of
 from ..experiment.process.exits import FAILED, INTERRUPTED
 from ..experiment.process.files import WatchedFile, write_text
@@ -156,12 +156,11 @@ class Sweep:
         elif job.was_terminated:
             text = "was interrupted"
         elif status < 0:
-            text = f"was killed by {signal.Signals(-status).name}; run the same command to continue it"
+            text = f"{describe_exit(status)}; run the same command to continue it"
         elif status or not len(points):
             self.study.tell(trial, state=_state("FAIL"))
-            missing = f"no {self.metric} in its logs"
-            why = f"exit status {status}" if status else missing
-            text = f"failed ({why}), log {log}{'' if status else did_you_mean(self.metric, curves)}"
+            missing = f"no {self.metric} in its logs.{did_you_mean(self.metric, curves)}"
+            text = f"failed ({f'exit status {status}' if status else missing}), log {log}"
         else:
             self.study.tell(trial, float(points[-1, 1]))
             text = f"{self.metric} {points[-1, 1]:.4g} (best: {self.study.best_value:.4g})"

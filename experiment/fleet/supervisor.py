@@ -186,7 +186,7 @@ class ActorSupervisor:
         is_failure = status not in (0, -signal.SIGTERM, -signal.SIGKILL)
         actor.num_short_runs = actor.num_short_runs + 1 if was_short else 0
         actor.num_failures = (actor.num_failures if was_short else 0) + int(is_failure and was_short)
-        what_happened = f"{self.name} {actor.index} {_describe(status)} after {uptime_s:.0f} s"
+        what_happened = f"{self.name} {actor.index} {describe_exit(status)} after {uptime_s:.0f} s"
         if status == CONFIG_ERROR or actor.num_failures >= self.restart_policy.max_failures:
             self._give_up(actor, what_happened, status)
             return
@@ -250,7 +250,8 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _describe(status: int) -> str:
+def describe_exit(status: int) -> str:
+    """How a process ended, as a verb phrase; status: negative for a signal."""
     if status >= 0:
         return f"ended with exit status {status}"
     name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"

@@ -21,7 +21,7 @@ optuna = pytest.importorskip("optuna", reason="sweeps are an extra")
 # A run of two epochs with a record and a checkpoint each. Trial 5 is bad and never ends by itself. While a
 # file "wait" exists, no trial gets beyond its first epoch.
 STUB = """
-import json, pathlib, sys, time
+import json, os, pathlib, signal, sys, time
 words = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
 name = sys.argv[sys.argv.index("--run-name") + 1]
 run_dir = pathlib.Path(words["Experiment.ckpt_base_dir"].strip("'"), name)
@@ -41,6 +41,8 @@ for epoch in range(int("--resume" in sys.argv), 2):
     (checkpoint / "COMPLETE").touch()
     if epoch == int("--resume" in sys.argv):
         note_begin()
+    if words["Experiment.batch_size"] == "4" and epoch == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
     if pathlib.Path("wait").exists():
         time.sleep(600)
 if name == "trial-5":
@@ -106,6 +108,15 @@ def test_a_sweep_continues_where_it_was_prunes_and_writes_the_best(
     Path("sweeps/tiny/study.db").unlink()
     assert main([*WORDS, "--trials", "2"]) == 2
     assert "study.db has no trials, but sweeps/tiny/runs/trial-0 exists" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("unbuilt")
+def test_a_killed_trial_continues_with_the_next_call(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*WORDS[:-1], "Experiment.batch_size=4", "--trials", "1"]
+    assert main(words) == 1
+    assert "trial 0 was killed by SIGKILL; run the same command to continue it" in capsys.readouterr().out
+    assert main(words) == 0
+    assert begun() == ["trial-0", "trial-0"]
 
 
 @pytest.mark.usefixtures("unbuilt")
