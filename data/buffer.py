@@ -96,10 +96,9 @@ class Quarantine:
         """Move a file here, with a text file that gives the reason. Returns its new path."""
         target = move_into(self.folder, path)
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        note = target.with_name(target.name + _REASON_SUFFIX)
-        note.write_text(
-            f"{reason}\nmoved from {path.parent} at {now} by process {os.getpid()}\n", encoding="utf-8"
-        )
+        text = f"{reason}\nmoved from {path.parent} at {now} by process {os.getpid()}\n"
+        with contextlib.suppress(OSError):  # the disk may be full
+            target.with_name(target.name + _REASON_SUFFIX).write_text(text, encoding="utf-8")
         return target
 
     def check_share(self, num_seen: int) -> None:
@@ -109,12 +108,14 @@ class Quarantine:
             num_seen: files that this process has listed since it started.
         """
         if self.num_broken > max(1, MAX_BROKEN_SHARE * num_seen):
-            now = (
-                f"They are in {self.folder}, each with its reason"
-                if self._may_move
-                else f"This process leaves them in place; `loxodon data check {self.folder.parent} "
-                f"--quarantine` moves them to {self.folder.name}/"
-            )
+            now = f"They are in {self.folder}, each with its reason"
+            if not self._may_move:
+                now = (
+                    f"This process leaves them in place; `loxodon data check {self.folder.parent} "
+                    f"--quarantine` moves them to {self.folder.name}/"
+                )
+            elif self._left_in_place:
+                now = "Those that cannot be read were left in place"
             raise ValueError(
                 f"{self.num_broken} of {num_seen} trajectory files in {self.folder.parent} cannot be "
                 f"used, more than {MAX_BROKEN_SHARE:.0%}. The last reason: {self._find_reason()} {now}. Fix: "
@@ -124,8 +125,10 @@ class Quarantine:
 
     def describe(self) -> str:
         """Return a sentence about the broken files for an error text; empty if there are none."""
-        text = f" {self.num_broken} files were broken (see {self.folder}); the last reason: "
-        return text + self._find_reason() if self.num_broken else ""
+        if not self.num_broken:
+            return ""
+        place = f" (see {self.folder})" if self._now - self._before else ""
+        return f" Files that cannot be used: {self.num_broken}{place}; the last reason: {self._find_reason()}"
 
     def _list(self) -> frozenset[str]:
         names = _names_in(self.folder) or []

@@ -111,7 +111,14 @@ class RLDataset(ABC):
     ) -> Trajectory:
         """Return the window of a stored trajectory that the sampler chooses, after relabelling it."""
         if self.relabeler is not None:
-            traj = self.relabeler.apply(traj.slice(0, len(traj)), rng)  # slicing reads the file
+            traj = traj.slice(0, len(traj))  # slicing reads the file
+            try:
+                traj = self.relabeler.apply(traj, rng)
+            except OSError as error:  # callers take an OSError for one of the trajectory file
+                raise RuntimeError(
+                    f"{type(self.relabeler).__name__}.relabel failed: {error}. Fix: correct the relabeler, "
+                    "or leave it out."
+                ) from error
         window = traj.slice(*self.sampler.window(len(traj), fraction))
         source = self.sampler.source(traj_id)
         return window if source < 0 else window.with_source(source)

@@ -98,12 +98,12 @@ class DiskTrajDataset(RLDataset):
             make_folders(path)
         self._is_read_only = not self.takes_new_trajs
         self.has_edit_rights = self.has_edit_rights and not self._is_read_only
-        self._may_edit(path)
+        self._take_edit_rights(path)
         needs_values = self.sampler.needs_values or self.dset_max_timesteps is not None
         self._opened = Buffer(
             path,
             may_move=self.has_edit_rights,
-            value=self.sampler.value if needs_values else None,
+            value=self._value_of if needs_values else None,
         )
         if self.layout is not None:
             self._opened.expect(self.layout)
@@ -111,6 +111,11 @@ class DiskTrajDataset(RLDataset):
         self._is_resumed = False
         self._newest_found = self._newest() if self._is_named else None
         self._is_too_full = self.has_edit_rights and self._is_named and bool(self._beyond_limits())
+
+    def _value_of(self, traj: Trajectory) -> float:
+        """The sampler's value; a sampler of the user's may need observations, which slicing reads."""
+        needs_only_length = type(self.sampler).value is Sampler.value
+        return self.sampler.value(traj if needs_only_length else traj.slice(0, len(traj)))
 
     def __str__(self) -> str:
         return f"{type(self).__name__} {self._buffer.fifo.parent}"
@@ -180,8 +185,8 @@ class DiskTrajDataset(RLDataset):
                 self._shown = files
             for position, fraction in self.sampler.draw(num_missing, rng):
                 file = files[position]
-                cut = partial(self.window_of, traj_id=file.traj_id, fraction=fraction, rng=rng)
-                window = self._buffer.cut(file, cut)
+                window_of = partial(self.window_of, traj_id=file.traj_id, fraction=fraction, rng=rng)
+                window = self._buffer.cut(file, window_of)
                 if window is not None:
                     windows.append(window)
         return windows
@@ -215,7 +220,7 @@ class DiskTrajDataset(RLDataset):
         buffer = self._buffer
         buffer.measure_sizes()
         num_deleted = 0
-        if self._may_edit(buffer.path):
+        if self._take_edit_rights(buffer.path):
             num_deleted = buffer.delete(self._beyond_limits())
             buffer.remove_stale_temporaries()
         buffer.check_broken_share()
@@ -255,9 +260,9 @@ class DiskTrajDataset(RLDataset):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the sampler, and what set_aside_newer and the limits must know about `fifo`.
 
-        The latter is the time and id of the newest file, the numbers of files there and in quarantine, and
-        the folder as it was named.
-        If this process keeps the limits, they are added, with the newest file from before the run.
+        The latter is the time and id of the newest file, the numbers of files there and in quarantine, the
+        folder as the user named it, the limits (None in a process that does not enforce them), and the newest
+        file from before the run.
         """
         return {
             **super().state_dict(),
@@ -400,15 +405,15 @@ class DiskTrajDataset(RLDataset):
         return self._opened
 
     def _require_edit_rights(self, what: str) -> None:
-        if not self._may_edit(self._buffer.path):
+        if not self._take_edit_rights(self._buffer.path):
             raise ValueError(
                 f"This process has no edit rights on {self._buffer.path}, and {what} needs them. Fix: set "
                 "Experiment.has_dset_edit_rights = True in one process per dataset, and give that process "
                 "write access to the folder."
             )
 
-    def _may_edit(self, path: Path) -> bool:
-        """True with edit rights and the lock of the folder, which is taken if it is free.
+    def _take_edit_rights(self, path: Path) -> bool:
+        """Lock the folder if this process is to manage it. Returns False without edit rights.
 
         If the folder is not writable, the rights are given up.
         """

@@ -51,7 +51,10 @@ def _boundary(traj: Trajectory, timestep: int) -> bytes:
 
 
 def concatenate(pieces: Sequence[Trajectory]) -> Trajectory:
-    """Join pieces that share their boundary timesteps into one trajectory."""
+    """Join pieces that share their boundary timesteps into one trajectory.
+
+    Of the extras only the rewards before shaping are kept.
+    """
     if len(pieces) == 1:
         return pieces[0]
 
@@ -62,12 +65,13 @@ def concatenate(pieces: Sequence[Trajectory]) -> Trajectory:
     transitions: dict[str, Any] = {
         name: np.concatenate([getattr(p, name) for p in pieces]) for name in per_transition
     }
+    raw_rewards = [piece.extras["raw_rewards"] for piece in pieces if "raw_rewards" in piece.extras]
     return dataclasses.replace(
         pieces[-1],
         obs={key: timesteps([piece.obs[key] for piece in pieces]) for key in pieces[0].obs},
         rl2s=timesteps([piece.rl2s for piece in pieces]),
         time_idxs=timesteps([piece.time_idxs for piece in pieces]),
-        extras={},
+        extras={"raw_rewards": np.concatenate(raw_rewards)} if len(raw_rewards) == len(pieces) else {},
         **transitions,
     )
 

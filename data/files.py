@@ -30,6 +30,7 @@ _JOINED_BYTES = 16 << 20
 _OBJECT_BYTES = 4096  # approximate size of the Python objects of one opened file
 _MAX_ENV_NAME_LENGTH = 150  # a file name may have 255 bytes
 _MAX_COMMENT_CHARS = 10_000  # maximum for an archive's comment: 65,535 bytes of JSON
+_LATEST_S = 1e11  # the year 5138; a later time is not in seconds
 _NOT_REGULAR = "it is not a regular file, but a pipe, a socket or a device"
 _NAME = re.compile(r"(?P<env>.+)_(?P<id>[0-9A-Za-z]+)_(?P<time>\d+(\.\d+)?)\.npz")
 
@@ -51,9 +52,6 @@ def format_name(env_name: str, traj_id: str, unix_time: float) -> str:
     return f"{_safe_env_name(env_name)}_{traj_id}_{unix_time:.6f}.npz"
 
 
-_END_OF_TIME_S = 1e11  # in the year 5138
-
-
 @functools.lru_cache(maxsize=1024)
 def _safe_env_name(env_name: str) -> str:
     return re.sub(r"[^a-zA-Z0-9.+=,@-]", "-", env_name)[:_MAX_ENV_NAME_LENGTH] or "env"
@@ -65,7 +63,7 @@ def parse_name(name: str) -> TrajectoryName | None:
     A time that is not in seconds would make all later files look older, so it is not a name of a trajectory.
     """
     match = _NAME.fullmatch(name)
-    if match is None or (unix_time := float(match["time"])) >= _END_OF_TIME_S:
+    if match is None or (unix_time := float(match["time"])) >= _LATEST_S:
         return None
     return TrajectoryName(match["env"], match["id"], unix_time)
 

@@ -152,7 +152,7 @@ def split_episodes(
     truncated: Array,
     *,
     next_obs: Array | Mapping[str, Array] | None = None,
-    num_actions: int | Sequence[int] | None = None,
+    num_actions: int | Sequence[int] | Array | None = None,
     env_name: str = "offline",
 ) -> list[Trajectory]:
     """Cut flat arrays of consecutive steps, as in offline data sets, into one trajectory per episode.
@@ -168,8 +168,8 @@ def split_episodes(
 
     Args:
         obs: (S, ...) or a dict of such arrays; the key of a single array is "observation".
-        actions: (S,) or (S, 1) integers or bools if discrete, (S, K) integers if MultiDiscrete, which needs
-            `num_actions`, else (S, A) floats in [-1, 1].
+        actions: (S,) or (S, 1) integers or bools, or (S, A) one-hot rows, if discrete; (S, K) integers if
+            MultiDiscrete, which needs `num_actions`; else (S, A) floats in [-1, 1].
         rews: (S,) or (S, 1), environment units.
         terminated: (S,) or (S, 1), True where the environment reached an end ("terminals").
         truncated: (S,) or (S, 1), True where a time limit cut the episode ("timeouts").
@@ -186,7 +186,8 @@ def split_episodes(
     """
     columns = _as_columns(obs)
     following = None if next_obs is None else _as_columns(next_obs)
-    nvec = tuple(num_actions) if isinstance(num_actions, Sequence) else None
+    has_factors = num_actions is not None and np.ndim(num_actions) > 0
+    nvec: tuple[int, ...] | None = tuple(np.asarray(num_actions).tolist()) if has_factors else None
     actions = np.asarray(actions)
     actions = action_rows(actions, sum(nvec), nvec) if nvec else _rows_of(actions, num_actions)
     rews = cast("rews", np.asarray(rews), np.float32).reshape(-1, 1)
@@ -256,8 +257,9 @@ def _rows_of(actions: Array, num_actions: Any) -> Array:
                 f"The actions are whole numbers in {actions.shape[1]} columns, as for MultiDiscrete actions, "
                 f"which need num_actions. Fix: pass num_actions=({sizes}), or more if there are more choices."
             )
-        width = int(actions.max(initial=0)) + 1 if num_actions is None else num_actions
-        return action_rows(actions.astype(np.int64), width)
+        is_row = actions.ndim > 1 and actions.shape[1] > 1
+        highest = actions.shape[1] - 1 if is_row else int(actions.max(initial=0))
+        return action_rows(actions.astype(np.int64), highest + 1 if num_actions is None else num_actions)
     rows = actions.reshape(len(actions), -1).astype(np.float32)
     if not np.abs(rows).max(initial=0.0) <= 1.0:
         raise ValueError(

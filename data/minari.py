@@ -143,6 +143,8 @@ class EpisodeCodec:
     def to_columns(self, traj: Trajectory) -> dict[str, Any]:
         """Observations and actions in the environment's form, with rewards and flags of an episode.
 
+        Rewards are those of the environment, without shaping.
+
         Raises:
             ValueError: If the trajectory does not fit these spaces.
         """
@@ -159,7 +161,7 @@ class EpisodeCodec:
         return {
             "observations": self._nest(traj, self._space, ()),
             "actions": self._actions_of(traj),
-            "rewards": traj.rews[:, 0].astype(np.float32),
+            "rewards": traj.extras.get("raw_rewards", traj.rews)[:, 0].astype(np.float32),
             "terminations": terminations,
             "truncations": truncations,
         }

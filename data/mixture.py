@@ -31,7 +31,8 @@ class MixtureOfDatasets(RLDataset):
     ready. Weights are then divided by their sum over the ready datasets.
 
     At most one of the datasets may take new trajectories; `delete` affects only that one. Two
-    DiskTrajDatasets must not share a folder, and none may have a PrioritySampler.
+    DiskTrajDatasets must not share a folder, two datasets must not share a sampler, and none may have a
+    PrioritySampler.
 
     Args:
         datasets: the datasets to draw from.
@@ -257,6 +258,11 @@ def _check_arguments(datasets: Sequence[RLDataset], final: Sequence[float], init
                 f"MixtureOfDatasets.datasets[{i}] has a PrioritySampler, but a mixture does not tell its "
                 "datasets the priorities of their windows. Fix: use Sampler there, or a single dataset."
             )
+    if len({id(dataset.sampler) for dataset in datasets}) < len(datasets):
+        raise ValueError(
+            "Two datasets of a MixtureOfDatasets have the same sampler object, but a sampler knows the "
+            "trajectories of one dataset. Fix: make a sampler for each."
+        )
     fits = len(final) == len(initial) == len(datasets)
     if not fits or not all(0 < w < np.inf for w in final) or not all(0 <= w < np.inf for w in initial):
         raise ValueError(

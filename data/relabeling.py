@@ -65,7 +65,7 @@ class Relabeler(ABC):
             )
         return self.shape_rewards(rewards[:, 0], self.epoch)[:, None]
 
-    def _check(self, relabeled: Any) -> None:
+    def _check_result(self, relabeled: Any) -> None:
         """Raise an error that names this class if its result is not a trajectory to learn from."""
         name, kind = f"{type(self).__name__}.relabel", type(relabeled).__name__
         if not isinstance(relabeled, Trajectory):
@@ -82,7 +82,7 @@ class Relabeler(ABC):
         relabeled = self.relabel(traj, rng)
         if relabeled is traj:
             return traj
-        self._check(relabeled)
+        self._check_result(relabeled)
         if not relabeled.extras:
             return relabeled
         extras = {name: value for name, value in relabeled.extras.items() if name not in STALE_WHEN_RELABELED}

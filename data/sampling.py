@@ -75,7 +75,7 @@ class Sampler:
         return self.sample_by == "timestep"
 
     def value(self, traj: Trajectory) -> float:
-        """Return the number that `weights` receives for a trajectory: by default its transitions."""
+        """Return the number that `weights` receives for a trajectory: by default its length."""
         return len(traj)
 
     def weights(self, num_trajs: int, values: Weights | None) -> Weights | None:
@@ -135,9 +135,9 @@ class Sampler:
         """Return start (inclusive) and stop (exclusive) of a window; 0 <= start < stop <= length.
 
         A trajectory of T <= max_seq_len = M transitions is taken whole. Otherwise, s is uniform over
-        0, ..., T - M ("none"), starts at 1 - M ("left", "both", "shifted"), and ends at T - 2 ("right",
-        "both", "shifted"). The window is [s, s + M) without the parts beyond the ends; "shifted" moves it
-        inside instead.
+        0, ..., T - M ("none"), starts at 1 - M ("left", "both", "shifted"), and ends at max(T - 2, T - M)
+        ("right", "both", "shifted"). The window is [s, s + M) without the parts beyond the ends; "shifted"
+        moves it inside instead.
 
         Args:
             length: T, transitions in the trajectory.
@@ -148,7 +148,7 @@ class Sampler:
             return 0, length
         last_full = length - longest
         lowest = 1 - longest if mode in ("left", "both", "shifted") else 0
-        highest = length - 2 if mode in ("right", "both", "shifted") else last_full
+        highest = max(length - 2, last_full) if mode in ("right", "both", "shifted") else last_full
         start = lowest + int(fraction * (highest + 1 - lowest))
         if mode == "shifted":
             start = min(max(start, 0), last_full)
@@ -175,7 +175,7 @@ class PrioritySampler(Sampler):
     The priority p_i is the TD error of the last window of trajectory i that was trained on. A trajectory that
     has none yet gets the highest priority ever given. Priorities are in memory that the process shares with
     its children, such as loader workers. Two trajectories share a slot there with a probability of one in a
-    million.
+    million. Those of two runs with the same seed in one folder always do.
 
     Args:
         exponent: alpha; 1 draws in proportion to the priorities, values near 0 almost uniformly.

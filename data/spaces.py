@@ -290,18 +290,18 @@ class ObsLeaf:
         if np.can_cast(array.dtype, dtype):
             return array.astype(dtype, copy=False)
         with np.errstate(invalid="ignore"):
-            cast: np.ndarray = array.astype(dtype)
-        is_wrong = np.asarray(cast != array)
+            converted: np.ndarray = array.astype(dtype)
+        is_wrong = np.asarray(converted != array)
         if is_wrong.any():
             row, place = _first(is_wrong)
             raise WrongValueError(
                 f"{array[place]} ({array.dtype}) as observation {self.key!r}",
                 f"Its space {self.raw_space} has the dtype {dtype}, which turns the value into "
-                f"{cast[place]}. Fix: declare the dtype of the observations in the observation_space (a "
+                f"{converted[place]}. Fix: declare the dtype of the observations in the observation_space (a "
                 "float dtype for floats), or convert them in the environment.",
                 row,
             )
-        return cast
+        return converted
 
     def _check_finite(self, values: np.ndarray) -> None:
         assert self._largest_square is not None  # these are floats

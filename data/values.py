@@ -12,21 +12,25 @@ from .rows import StoredRows
 from .trajectory import Array, Layout, Trajectory, is_one_hot
 
 _CHUNK_BYTES = 1 << 18  # part of an array that fits into the processor's cache while it is checked
-_FLOAT32_BYTES = 4
+_FLOAT32, _FLOAT16 = np.dtype(np.float32), np.dtype(np.float16)
 
 
 def find_bad_value(traj: Trajectory, layout: Layout | None = None) -> str | None:
     """Describe the first value that cannot be trained on; None if there is none.
 
     Floats must be finite as float32, the dtype of the networks, and discrete actions must be one-hot. With
-    the layout of the run, whole numbers must also fit its dtypes and its numbers of values.
+    the layout of the run, observations must also fit its dtypes and its numbers of values.
     """
     named: dict[str, Array | StoredRows] = {f"observation {key!r}": rows for key, rows in traj.obs.items()}
     named |= {"rl2s": traj.rl2s, "actions": traj.actions, "rews": traj.rews}
+    obs = {} if layout is None else layout.obs
+    narrow = {f"observation {key!r}" for key, (_, expected) in obs.items() if expected == _FLOAT16}
     for name, rows in named.items():
-        if rows.dtype.kind in "fc" and (found := _find_row(rows, _is_not_finite)):
+        dtype = _FLOAT16 if name in narrow else _FLOAT32
+        is_bad = functools.partial(_is_not_finite, dtype)
+        if rows.dtype.kind in "fc" and (found := _find_row(rows, is_bad)):
             return (
-                f"{name} ({rows.dtype}) is {found[1]} at timestep {found[0]}, which is not finite in float32"
+                f"{name} ({rows.dtype}) is {found[1]} at timestep {found[0]}, which is not finite in {dtype}"
             )
     if traj.actions.dtype == np.uint8 and not is_one_hot(traj.actions, traj.nvec):
         return "actions are uint8 rows that are not one-hot"
@@ -77,10 +81,10 @@ def _find_row(rows: Array | StoredRows, is_bad: Callable[[Array], Array]) -> tup
     return None
 
 
-def _is_not_finite(part: Array) -> Array:
-    if part.dtype.kind == "f" and part.dtype.itemsize > _FLOAT32_BYTES:
+def _is_not_finite(dtype: np.dtype[Any], part: Array) -> Array:
+    if part.dtype.kind == "f" and part.dtype.itemsize > dtype.itemsize:
         with np.errstate(over="ignore"):
-            part = part.astype(np.float32)
+            part = part.astype(dtype)
     result: Array = ~np.isfinite(part)
     return result
 
@@ -94,6 +98,6 @@ def _range_of(found: np.dtype[Any], expected: np.dtype[Any], num_values: Any) ->
     """Lowest and highest whole number that the run accepts for an observation; None if it accepts all."""
     if num_values is not None:
         return 0, num_values - 1
-    if expected.kind not in "iub" or np.can_cast(found, expected, "safe"):
+    if expected.kind not in "iu" or np.can_cast(found, expected, "safe"):
         return None
-    return (0, 1) if expected.kind == "b" else (np.iinfo(expected).min, np.iinfo(expected).max)
+    return np.iinfo(expected).min, np.iinfo(expected).max

@@ -274,7 +274,8 @@ class TrajectoryWriter(Sink):
         required.
 
         Raises:
-            ValueError: If an environment has no running trajectory, or extras change their names or shapes.
+            ValueError: If an environment has no running trajectory, or extras change their names, shapes or
+                kinds of numbers.
             OSError: If an earlier piece could not be written; this step is recorded all the same.
         """
         if np.count_nonzero(self._is_running) < self.num_envs:
@@ -394,15 +395,16 @@ class TrajectoryWriter(Sink):
         names = [name for name in self._columns if name.startswith(_EXTRA)]
         if not extras and not names:
             return []
-        found = {key: value.shape for key, value in extras.items()}
-        expected = {key: (self.num_envs, *value.shape[1:]) for key, value in extras.items()}
+        found = {key: (value.shape, value.dtype.name) for key, value in extras.items()}
+        expected = {key: ((self.num_envs, *shape[1:]), dtype) for key, (shape, dtype) in found.items()}
         if names:
-            expected = {name.removeprefix(_EXTRA): self._columns[name].shape[1:] for name in names}
+            columns = {name.removeprefix(_EXTRA): self._columns[name] for name in names}
+            expected = {key: (column.shape[1:], column.dtype.name) for key, column in columns.items()}
         if found != expected:
             raise ValueError(
                 f"This step has the extras {found}, but {expected} are expected: all steps of a file have "
                 "the same extras. Fix: let the agent return the same extras, with the same shapes (N, "
-                "...), whenever it acts."
+                "...) and dtypes, whenever it acts."
             )
         pieces: list[_Piece] = []
         if not names:

@@ -272,14 +272,16 @@ class Experiment(Settings):
         )
         return pace
 
-    def keep_pace_of_preset(self, *, is_chosen: bool) -> None:
-        """Before `start` of a learner with actors: if replay_ratio is None, set it to that of mode "both".
+    def keep_pace_of_preset(self, is_set_by_user: Callable[[str], bool]) -> None:
+        """Before `start` of a learner with actors: give it the replay ratio and the epochs of mode "both".
 
-        A preset then learns the same with actors, no matter how fast they are. Without a phase of both in one
-        epoch (start_collecting_at_epoch) there is nothing to compare.
+        A preset then learns the same with actors, no matter how fast they are, and an epoch still takes as
+        many env steps. So one of replay_ratio and train_batches_per_epoch follows from the other, as in mode
+        "both". Without a phase of both in one epoch (start_collecting_at_epoch) there is nothing to compare.
 
         Args:
-            is_chosen: True if the user has set replay_ratio; None then lets both run as fast as they can.
+            is_set_by_user: True for the name of a setting that the user has set. A replay_ratio of None then
+                lets both run as fast as they can, and train_batches_per_epoch stays.
 
         Raises: ValueError if an epoch collects nothing.
         """
@@ -290,8 +292,14 @@ class Experiment(Settings):
                 "Fix: set it to a positive number, or leave out --actors."
             )
         updates = self.train_batches_per_epoch // self.batches_per_update
-        if updates and not self.start_collecting_at_epoch and self.replay_ratio is None and not is_chosen:
-            self.replay_ratio = updates / env_steps
+        if not updates or self.start_collecting_at_epoch:
+            return
+        if self.replay_ratio is None:
+            if not is_set_by_user("Experiment.replay_ratio"):
+                self.replay_ratio = updates / env_steps
+        elif not is_set_by_user("Experiment.train_batches_per_epoch"):
+            updates = max(1, round(self.replay_ratio * env_steps))
+            self.train_batches_per_epoch = updates * self.batches_per_update
 
     def _check_offline_data(self) -> None:
         """Raise ValueError if there is nothing to train on, and nothing will be collected."""

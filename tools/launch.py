@@ -94,7 +94,7 @@ def _submit(args: argparse.Namespace, parsed: argparse.Namespace, words: list[st
     config = load_config(parsed.configs, run.overrides(parsed), is_complete=True)
     gin.bind_parameter("Experiment.mixed_precision", "no")  # this machine may lack a GPU; the job decides
     exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built yet
-    exp.keep_pace_of_preset(is_chosen=config.is_set_by_user("Experiment.replay_ratio"))
+    exp.keep_pace_of_preset(config.is_set_by_user)
     common = {"timeout_min": args.slurm_minutes, **dict(args.slurm_set)}
     if args.slurm_partition is not None:
         common["slurm_partition"] = args.slurm_partition

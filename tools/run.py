@@ -155,8 +155,9 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool, device: str | 
     exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
     check_device(exp.DEVICE, device)
     check_folder(exp.run_dir, expected_token())
-    if has_actors:
-        exp.keep_pace_of_preset(is_chosen=config.is_set_by_user("Experiment.replay_ratio"))
+    has_ratio = exp.replay_ratio is not None and exp.train_timesteps_per_epoch > 0
+    if has_actors or (exp.ctx.role.only_learns and has_ratio):  # the latter with actors started by hand
+        exp.keep_pace_of_preset(config.is_set_by_user)
     earlier = CheckpointManager(exp.run_dir, exp.run_name)
     if exp.ctx.role.is_actor:
         if resumes:

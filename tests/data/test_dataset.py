@@ -365,7 +365,7 @@ def test_a_new_run_hides_old_data_in_its_own_folder_but_not_a_chosen_dataset(
 def test_a_dataset_is_pickled_without_its_open_files(
     make_dataset: MakeDataset, fill: Fill, fifo: Path
 ) -> None:
-    fill(fifo, [30_000] * 2)  # memory maps cannot be pickled
+    fill(fifo, [30_000] * 2)  # large files stay open
     dataset = make_dataset()
     here = dataset.sample_random_trajectory(np.random.default_rng(3))
     there = pickle.loads(pickle.dumps(dataset)).sample_random_trajectory(np.random.default_rng(3))
@@ -410,7 +410,7 @@ def test_memory_use_stays_constant(make_dataset: MakeDataset, fill: Fill, fifo: 
 
 @pytest.mark.slow
 def test_killed_writers_leave_no_partial_files(tmp_path: Path) -> None:
-    """Three rounds of the benchmark, one for each file format."""
+    """Three rounds of the benchmark; they alternate between the file formats."""
     command = [sys.executable, str(ROOT / "benchmarks" / "data_chaos.py"), "--rounds", "3"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

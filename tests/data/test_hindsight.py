@@ -151,7 +151,7 @@ def test_each_strategy_draws_exactly_its_own_goals(
 ) -> None:
     before = {name: value.copy() for name, value in arrays_of(traj).items()}
     for value in arrays_of(traj).values():
-        value.flags.writeable = False  # memory-mapped files are read-only too
+        value.flags.writeable = False  # arrays of files are read-only too
     for strategy, goals in expected.items():
         assert goals_drawn(strategy, traj, 100) == goals
     for name, value in arrays_of(traj).items():
@@ -185,6 +185,15 @@ def test_other_rewards_and_other_terminations_stay() -> None:
     relabelled = HindsightRelabeler().with_goals(traj, np.array([[0.3], [0.9]], np.float32))
     assert relabelled.rews[:, 0].tolist() == [-0.25, -0.25, 0.75, -0.25, -0.25]
     np.testing.assert_array_equal(relabelled.dones, dones)
+
+
+def test_results_of_a_subclass_are_checked() -> None:
+    class Wrong(HindsightRelabeler):
+        def edit_rewards(self, traj: Trajectory, was_reached: Any, is_reached: Any) -> Any:
+            return np.full((len(traj), 1), np.nan, np.float32)
+
+    with pytest.raises(ValueError, match=r"Wrong.relabel returned rewards .* not finite.*Fix:"):
+        Wrong(strategy="final").apply(walk(LINE, [9.0]), np.random.default_rng(0))
 
 
 def test_a_single_goal_needs_no_axis_for_goals() -> None:

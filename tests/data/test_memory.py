@@ -93,10 +93,14 @@ def test_continuous_actions_and_several_observations() -> None:
     np.testing.assert_array_equal(first.rl2s[1:, 1:], first.actions)
     assert first.actions.dtype == np.float32
     factors = np.array([[0, 2], [1, 1], [1, 0], *[[0, 0]] * 4])
-    first, *_ = split_episodes(**{**steps, "actions": factors}, num_actions=[2, 3])
-    assert first.nvec == (2, 3)
+    for num_actions in ([2, 3], np.array([2, 3])):
+        first, *_ = split_episodes(**{**steps, "actions": factors}, num_actions=num_actions)
+        assert first.nvec == (2, 3)
     with pytest.raises(ValueError, match=r"in 2 columns.*Fix: pass num_actions=\(2, 3\)"):
         split_episodes(**{**steps, "actions": factors})
+    one_hot = np.eye(3, dtype=np.int64)[[0, 1, 1, 0, 0, 0, 0]]  # the last action is never taken
+    chosen, *_ = split_episodes(**{**steps, "actions": one_hot})
+    assert chosen.actions.tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 0]]
     pressed, *_ = split_episodes(**{**steps, "actions": np.arange(7) % 2 == 1})
     assert pressed.actions.tolist() == [[1, 0], [0, 1], [1, 0]]
     assert first.actions.tolist() == [[1, 0, 0, 0, 1], [0, 1, 0, 1, 0], [0, 1, 1, 0, 0]]

@@ -495,6 +495,14 @@ def test_large_images_are_exported_without_loss(tmp_path: Path, make_traj: MakeT
     np.testing.assert_array_equal(again.obs["view/image"], image)
 
 
+def test_rewards_are_exported_as_the_environment_paid_them(tmp_path: Path, make_traj: MakeTraj) -> None:
+    traj = make_traj(6)
+    shaped = dataclasses.replace(traj, rews=np.ones((6, 1), np.float32), extras={"raw_rewards": traj.rews})
+    export_minari(save_all(tmp_path, [shaped.slice(0, 4), shaped.slice(4, 6)]), "test/shaped-v0")
+    (episode,) = open_minari("test/shaped-v0")
+    np.testing.assert_array_equal(episode.rewards, traj.rews[:, 0])
+
+
 def test_pieces_without_a_beginning_or_an_end_stay_episodes_of_their_own(
     tmp_path: Path, make_traj: MakeTraj
 ) -> None:

@@ -14,6 +14,7 @@ from loxodon.data import (
     MixtureOfDatasets,
     PrioritySampler,
     RLDataset,
+    Sampler,
     Trajectory,
 )
 
@@ -58,6 +59,12 @@ def test_priorities_that_nobody_would_update_are_refused() -> None:
     datasets = [DiskTrajDataset(), DiskTrajDataset(sampler=PrioritySampler())]
     with pytest.raises(ValueError, match=r"datasets\[1\] has a PrioritySampler, but.*Fix: use Sampler"):
         MixtureOfDatasets(datasets, [1.0, 1.0])
+
+
+def test_datasets_may_not_share_a_sampler() -> None:
+    sampler = Sampler()
+    with pytest.raises(ValueError, match=r"the same sampler object.*Fix: make a sampler for each"):
+        MixtureOfDatasets([DiskTrajDataset(sampler=sampler) for _ in range(2)], [1.0, 1.0])
 
 
 def test_an_empty_part_is_named_when_a_run_starts(

@@ -175,7 +175,9 @@ def test_a_folder_of_broken_files_only_reports_the_reason(make_dataset: MakeData
     dataset = make_dataset()
     (buffer / "fifo" / NAME).touch()
     dataset.refresh()
-    with pytest.raises(ValueError, match=r"holds no trajectories.* 1 files were broken .*it is empty.*Fix:"):
+    with pytest.raises(
+        ValueError, match=r"holds no trajectories.*cannot be used: 1 \(see .*it is empty.*Fix:"
+    ):
         dataset.sample_windows(1, np.random.default_rng(0))
 
 
@@ -214,6 +216,32 @@ def test_files_that_other_processes_quarantine_count_too(
         (buffer / "quarantine" / f"{name}.txt").write_text("It is cut off.\n")
     with pytest.raises(ValueError, match=r"2 of 4 .* The last reason: It is cut off\."):
         dataset.on_end_of_collection()
+
+
+def test_a_moved_file_counts_even_if_its_reason_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any, **__: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    quarantine = Quarantine(tmp_path, may_move=True)
+    (tmp_path / NAME).touch()
+    monkeypatch.setattr(Path, "write_text", fail)
+    quarantine.put(tmp_path / NAME, "It is empty.")
+    assert [path.name for path in quarantine.folder.iterdir()] == [NAME]
+    assert f"was moved to {quarantine.folder / NAME}: It is empty." in caplog.text
+
+
+@pytest.mark.parametrize(("may_move", "text"), [(True, "were left in place"), (False, "loxodon data check")])
+def test_files_that_stay_in_place_are_not_looked_for_in_quarantine(
+    tmp_path: Path, may_move: bool, text: str
+) -> None:
+    quarantine = Quarantine(tmp_path, may_move=may_move)
+    for i in range(2):
+        quarantine.put(tmp_path / f"env_{i}_1.0.npz", "It cannot be read.", is_broken=False)
+    with pytest.raises(ValueError, match=text):
+        quarantine.check_share(8)
+    assert quarantine.describe() == " Files that cannot be used: 2; the last reason: It cannot be read."
 
 
 def _put_all(quarantine: Quarantine, paths: list[Path]) -> None:
@@ -377,6 +405,22 @@ def test_integers_out_of_the_range_of_the_run_are_found(
     assert "(uint16) is 300 at timestep 2, but this run has uint8 from 0 to 7" in notes[0]
     assert "'image' (uint8) is 9 at timestep 2" in notes[1]
     assert len(notes) == 2
+    dataset.expect(dataclasses.replace(layout, num_values={"image": 7}))  # files are checked once more
+    with pytest.raises(ValueError, match=r"image' \(uint8\) is 7 at timestep 0"):
+        dataset.sample_windows(2000, np.random.default_rng(0))
+
+
+def test_floats_out_of_the_range_of_the_run_are_found(
+    make_dataset: MakeDataset, make_traj: MakeTraj, fill: Fill, buffer: Path
+) -> None:
+    fill(buffer / "fifo", [5] * 40)
+    change(buffer / "fifo" / NAME, next(buffer.glob("fifo/*.npz")), "_OBS_KEY_position", 1e5)
+    dataset, layout = make_dataset(), make_traj(1).layout
+    narrow = {**layout.obs, "position": (layout.obs["position"][0], np.dtype(np.float16))}
+    dataset.expect(dataclasses.replace(layout, obs=narrow))
+    dataset.sample_windows(400, np.random.default_rng(0))
+    note = (buffer / "quarantine" / f"{NAME}.txt").read_text()
+    assert "(float32) is 100000.0 at timestep 3, which is not finite in float16" in note
 
 
 @pytest.mark.parametrize("sample_by", ["trajectory", "timestep"])

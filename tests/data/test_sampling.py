@@ -55,7 +55,7 @@ def window_shares(traj_len: int, max_seq_len: int, mode: str) -> dict[tuple[int,
             inside[start if start + length < traj_len else traj_len - max_seq_len, max_seq_len] += share
         return dict(inside)
     first = -max_seq_len + 1 if mode in ("left", "both") else 0
-    last = traj_len - 2 if mode in ("right", "both") else traj_len - max_seq_len
+    last = traj_len - (min(max_seq_len, 2) if mode in ("right", "both") else max_seq_len)
     spans = [(max(start, 0), min(start + max_seq_len, traj_len)) for start in range(first, last + 1)]
     counts = Counter((start, stop - start) for start, stop in spans)
     return {window: count / len(spans) for window, count in counts.items()}
@@ -136,10 +136,19 @@ def test_trajectories_are_drawn_by_the_rule_of_the_sampler(
     in_memory = MemoryTrajDataset([load_trajectory(path) for path in paths], sampler=make_sampler())
     for dataset in (on_disk, make_dataset(in_memory, max_seq_len=2)):
         windows = dataset.sample_windows(3000, np.random.default_rng(0))
-        assert_shares([*file_numbers(windows)], shares)
+        assert_shares(file_numbers(windows), shares)
         assert make_sampler is not LastTimestep or all(
             window.dones.tolist() == [[True]] for window in windows
         )
+
+
+def test_a_sampler_can_read_the_observations_of_a_large_file(
+    make_dataset: MakeDataset, fill: Fill, fifo: Path
+) -> None:
+    fill(fifo, [9_998, 10_000])  # large files are not read as a whole
+    windows = make_dataset(sampler=LastTimestep()).sample_windows(2000, np.random.default_rng(0))
+    last = [int(window.obs["position"][-1, 0]) for window in windows]
+    assert_shares(last, {9_998: 9_998 / 20_998, 11_000: 11_000 / 20_998})
 
 
 def test_one_line_of_gin_gives_every_dataset_its_own_sampler() -> None:
@@ -188,19 +197,33 @@ def test_frequencies_follow_priorities(make_dataset: MakeDataset, fill: Fill, fi
     fill(fifo, [2] * 4)
     dataset, rng = make_dataset(sampler=PrioritySampler(0.5)), np.random.default_rng(0)
     windows = dataset.sample_windows(2000, rng)
-    assert_shares([*file_numbers(windows)], dict.fromkeys(range(4), 0.25))
+    assert_shares(file_numbers(windows), dict.fromkeys(range(4), 0.25))
     slots = dict(zip(file_numbers(windows), [window.source for window in windows], strict=True))
     given = np.array([slots[0], slots[1], slots[2], -1])
     dataset.sampler.update_priorities(given, np.array([1.0, 4.0, 16.0, 1000.0]))
     # File 3 has no priority yet, so it counts like the highest, 16; the square roots are 1, 2, 4 and 4.
     shares = {0: 1 / 11, 1: 2 / 11, 2: 4 / 11, 3: 4 / 11}
-    assert_shares([*file_numbers(dataset.sample_windows(6000, rng))], {**shares})
+    assert_shares(file_numbers(dataset.sample_windows(6000, rng)), shares)
     state = dataset.state_dict()
     assert state["sampler"]["sources"] == [0, 1, 2]
     assert state["sampler"]["priorities"] == pytest.approx([1.0, 4.0, 16.0])
     other = make_dataset(sampler=PrioritySampler(0.5))
     other.load_state_dict(state)
-    assert_shares([*file_numbers(other.sample_windows(6000, rng))], {**shares})
+    assert_shares(file_numbers(other.sample_windows(6000, rng)), shares)
+
+
+def test_the_highest_priority_ever_given_is_restored(
+    make_dataset: MakeDataset, fill: Fill, fifo: Path
+) -> None:
+    fill(fifo, [2] * 2)
+    dataset, rng = make_dataset(sampler=PrioritySampler(1.0)), np.random.default_rng(0)
+    for highest in (9.0, 1.0):
+        dataset.sampler.update_priorities(np.array([0, 1]), np.array([highest, 1.0]))
+    other = make_dataset(sampler=PrioritySampler(1.0))
+    other.load_state_dict(dataset.state_dict())
+    fill(fifo, [2] * 3)
+    other.refresh()
+    assert_shares(file_numbers(other.sample_windows(4000, rng)), {0: 1 / 11, 1: 1 / 11, 2: 9 / 11})
 
 
 def test_priorities_and_lengths_multiply_and_priorities_follow_their_files(
@@ -211,13 +234,13 @@ def test_priorities_and_lengths_multiply_and_priorities_follow_their_files(
     by_both.sample_by = "timestep"
     dataset, rng = make_dataset(sampler=by_both), np.random.default_rng(0)
     dataset.sampler.update_priorities(np.array([0, 1]), np.array([3.0, 1.0]))
-    assert_shares([*file_numbers(dataset.sample_windows(4000, rng))], {0: 6 / 14, 1: 8 / 14})
+    assert_shares(file_numbers(dataset.sample_windows(4000, rng)), {0: 6 / 14, 1: 8 / 14})
     paths[0].unlink()
     dataset.refresh()
     fill(fifo, [2, 8])
     dataset.sampler.update_priorities(np.array([1]), np.array([3.0]))
     dataset.refresh()
-    assert_shares([*file_numbers(dataset.sample_windows(4000, rng))], {0: 0.2, 1: 0.8})
+    assert_shares(file_numbers(dataset.sample_windows(4000, rng)), {0: 0.2, 1: 0.8})
 
 
 def test_trajectories_in_memory_keep_their_priorities_while_others_are_dropped(
@@ -229,7 +252,7 @@ def test_trajectories_in_memory_keep_their_priorities_while_others_are_dropped(
     dataset.sampler.update_priorities(np.array([*seen]), np.array([8.0, 1.0, 3.0]))
     dataset.add(make_traj(2, first=3000))  # without a priority yet, it counts as 8; the first one is dropped
     windows = dataset.sample_windows(3000, np.random.default_rng(0))
-    assert_shares([*file_numbers(windows)], {1: 1 / 12, 2: 3 / 12, 3: 8 / 12})
+    assert_shares(file_numbers(windows), {1: 1 / 12, 2: 3 / 12, 3: 8 / 12})
     assert [window.source for window in windows] == file_numbers(windows)
     assert dataset.state_dict()["sampler"]["sources"] == [1, 2]
 
@@ -322,6 +345,20 @@ def test_results_of_a_relabeler_that_cannot_be_used_name_it(
 
     with pytest.raises((TypeError, ValueError), match=rf"Wrong.relabel returned .*{words}.*Fix"):
         Wrong().apply(make_traj(2), np.random.default_rng(0))
+
+
+def test_an_error_of_a_relabeler_is_not_blamed_on_the_file(
+    make_dataset: MakeDataset, fill: Fill, fifo: Path
+) -> None:
+    class Failing(Relabeler):
+        def relabel(self, traj: Trajectory, rng: np.random.Generator) -> Trajectory:
+            raise FileNotFoundError("goals.npz")
+
+    fill(fifo, [2] * 2)
+    dataset = make_dataset(relabeler=Failing())
+    with pytest.raises(RuntimeError, match=r"Failing.relabel failed: goals.npz.*Fix:"):
+        dataset.sample_windows(1, np.random.default_rng(0))
+    assert dataset.num_files == 2
 
 
 def test_a_relabeler_sees_whole_trajectories_and_the_extras_of_acting_are_dropped(

@@ -211,7 +211,9 @@ def test_pieces_end_where_extras_begin_and_the_names_of_extras_are_fixed(tmp_pat
     rollout.add(terminated=(0,))  # env 0 has no transition when extras begin
     for _ in range(2):
         rollout.add(extras=rollout.extras())
-    for wrong in (None, {"log_probs": np.zeros((2, 1))}, {**rollout.extras(), "values": np.zeros((2, 1))}):
+    integers = {name: value.astype(np.int64) for name, value in rollout.extras().items()}
+    more = {**rollout.extras(), "values": np.zeros((2, 1))}
+    for wrong in (None, {"log_probs": np.zeros((2, 1))}, more, integers):
         with pytest.raises(ValueError, match=r"This step has the extras .*Fix: let the agent"):
             rollout.add(extras=wrong)
     rollout.writer.flush_partial()
@@ -240,12 +242,12 @@ def test_caller_errors_are_named(tmp_path: Path) -> None:
 # --- names and times -----------------------------------------------------------------------------------
 
 
-def run(folder: Path, seed: int, *, num_updates: int = 40, state: dict[str, Any] | None = None) -> Any:
+def run(folder: Path, seed: int, *, num_steps: int = 40, state: dict[str, Any] | None = None) -> Any:
     writer = TrajectoryWriter(folder, 2, save_every=(2, 6), seed=seed)
     rollout = FakeRollout(writer, 2)
     if state is not None:
         writer.load_state_dict(state)
-    for _ in range(num_updates):
+    for _ in range(num_steps):
         rollout.add()
     state = copy.deepcopy(writer.state_dict())
     writer.close()
@@ -260,7 +262,7 @@ def test_one_seed_gives_one_sequence_of_ids_and_lengths(tmp_path: Path) -> None:
     assert len(set(first[0])) == len(first[0])
     assert first[0] != other[0]
     assert first[1] != other[1]
-    state = run(tmp_path / "d", 1, num_updates=10)[2]
+    state = run(tmp_path / "d", 1, num_steps=10)[2]
     one, same = run(tmp_path / "e", 1, state=state), run(tmp_path / "f", 1, state=state)
     assert one[:2] == same[:2]  # a restored writer continues
     assert not set(one[0]) & set(first[0][:3])
@@ -319,10 +321,10 @@ def test_writers_that_share_a_clock_never_share_a_time(tmp_path: Path, clock: Cl
 # --- resumption ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_updates", [0, 3, 300])
-def test_running_pieces_continue_in_another_writer(tmp_path: Path, num_updates: int) -> None:
+@pytest.mark.parametrize("num_steps", [0, 3, 300])
+def test_running_pieces_continue_in_another_writer(tmp_path: Path, num_steps: int) -> None:
     whole = FakeRollout(TrajectoryWriter(tmp_path / "whole", 3, save_every=(2, 260), seed=3), 3)
-    for i in range(num_updates):
+    for i in range(num_steps):
         whole.add(terminated=(0,) if i % 7 == 0 else ())
     whole.writer.wait()
     num_before = len(read_all(tmp_path / "whole"))
@@ -402,6 +404,22 @@ def test_a_full_disk_is_reported_and_loses_nothing(tmp_path: Path, monkeypatch: 
     # The steps passed to the calls that raised are among them.
     assert [traj.rews[0, 0] for traj in read_all(tmp_path)] == list(range(1, rollout.count + 1))
     assert list(tmp_path.glob("*.tmp")) == []
+
+
+def test_an_error_is_raised_even_by_a_step_that_finishes_no_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = TrajectoryWriter(tmp_path, 1)
+    rollout = FakeRollout(writer, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(writer_module, "save_trajectory", disk_full)
+        rollout.add(terminated=(0,))
+        assert writer._background._saving is not None
+        assert isinstance(writer._background._saving.exception(), OSError)  # waits for the thread
+        with pytest.raises(OSError, match="No space left"):
+            rollout.add()
+    writer.close()
+    assert len(read_all(tmp_path)) == 1
 
 
 def test_a_slow_disk_blocks_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,22 +89,24 @@ def test_an_actor_gets_the_command_line_of_its_learner() -> None:
 
 
 @pytest.mark.parametrize(
-    ("preset", "typed", "ratio"),
+    ("preset", "typed", "ratio", "updates"),
     [
-        ("tmaze", [], 50 / 612),  # the preset sets None, which is meant for one process
-        ("tmaze", ["Experiment.replay_ratio=None"], None),
-        ("tmaze", ["Experiment.replay_ratio=0.2"], 0.2),
-        ("recall", [], 0.04),
+        ("tmaze", [], 50 / 612, 50),  # the preset sets None, which is meant for one process
+        ("tmaze", ["Experiment.replay_ratio=None"], None, 50),
+        ("tmaze", ["Experiment.replay_ratio=0.2"], 0.2, 122),
+        ("recall", [], 0.04, 48),  # 1,200 env steps per epoch
+        ("recall", ["Experiment.train_batches_per_epoch=100"], 0.04, 100),
+        ("recall", ["Experiment.start_collecting_at_epoch=2"], 0.04, 1000),
     ],
 )
-def test_a_preset_learns_at_the_same_pace_with_actors(
-    preset: str, typed: list[str], ratio: float | None
+def test_a_preset_has_the_same_pace_and_epochs_with_actors(
+    preset: str, typed: list[str], ratio: float | None, updates: int
 ) -> None:
     with cleared_config():
         config = load_config([preset], typed)
         exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments
-        exp.keep_pace_of_preset(is_chosen=config.is_set_by_user("Experiment.replay_ratio"))
-        assert exp.replay_ratio == ratio
+        exp.keep_pace_of_preset(config.is_set_by_user)
+        assert (exp.replay_ratio, exp.train_batches_per_epoch) == (ratio, updates)
 
 
 def test_threads_and_workers_of_actors_can_be_chosen() -> None:
