@@ -77,6 +77,14 @@ class EnvSpec:
             raise TypeError(_no_env_text(str(self), made))
         return made if type(made) is SequenceEnv else SequenceEnv(made, name)
 
+    @property
+    def makes_vector_env(self) -> bool:
+        """True if the target is known to be a vector environment, without building it."""
+        target = _resolved(self.target)
+        if isinstance(target, str):
+            return gym.spec(_registered_name(target)).entry_point is None
+        return isinstance(target, type) and issubclass(target, gym.vector.VectorEnv)
+
     def build_raw(self) -> Any:
         """Build the target itself, not yet in the library's form, with the vocabulary for its texts."""
         return self._completed(self._make())

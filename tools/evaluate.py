@@ -191,7 +191,11 @@ def find_policy(place: Path, which: str | None = None) -> Policy:
 def _recipe(args: argparse.Namespace, run_dir: Path | None) -> Recipe:
     """The environments to play in; without --env those of the run, whose configuration gin then holds."""
     if args.env is not None:
-        return Recipe(args.env, args.parallel or PARALLEL_WITH_ENV, "sync")
+        search_in(Path.cwd())
+        with explained():
+            is_vector = resolve_env(args.env).makes_vector_env
+        mode = "already_vectorized" if is_vector else "sync"
+        return Recipe(args.env, args.parallel or PARALLEL_WITH_ENV, mode)
     store = CheckpointManager(run_dir or Path(), "")
     # Only the first file has the settings that environments in other processes read.
     texts = [path for path in (store.requested_path, store.config_path) if run_dir and path.is_file()]

@@ -8,6 +8,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from ...data.errors import WrongValueError
@@ -22,6 +23,7 @@ from ..returned import (
     as_metric,
     as_rewards,
     check_space,
+    collect_metrics,
     merged,
     reset_result,
     step_result,
@@ -36,8 +38,8 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
 
     All values of gymnasium's `metadata["autoreset_mode"]` are supported:
 
-    - SAME_STEP: the last observation comes as `infos["final_obs"]`, per row (an object array) or batched,
-      with the mask `_final_obs`.
+    - SAME_STEP: the last observation comes as `infos["final_obs"]`, per row (an object array, list or
+      tuple) or batched.
     - NEXT_STEP (EnvPool, `gymnasium.make_vec`): the step after an episode's end only resets the row; such a
       row is marked in `infos["_ignore"]`.
     - DISABLED: this class resets finished rows, by `reset(options={"reset_mask": (N,) bool})`.
@@ -202,14 +204,25 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         ended = buffers.terminated | buffers.truncated
         has_ended = bool(ended.any())
         metrics = self._columns_of(infos, self._all_rows if taken is None else taken, self._all_rows)
-        if has_ended:
-            of_the_end = self._columns_of(infos.get("final_info") or {}, ended, ended)
-            metrics = merged(of_the_end, metrics)
         self._write(raw, buffers.obs)
         if has_ended:
-            metrics = merged(metrics, self._finish(ended, infos))
+            of_reset = self._finish(ended, infos)
             self._check(self._final_checks, ended)
+            metrics = merged(merged(self._metrics_of_the_end(infos, ended), metrics), of_reset)
         return has_ended, metrics
+
+    def _metrics_of_the_end(self, infos: Mapping[str, Any], ended: np.ndarray) -> Metrics:
+        """Collect metrics from `infos["final_info"]`: columns, or a dict for each row that has ended."""
+        found = infos.get("final_info")
+        if found is None:
+            return []
+        if isinstance(found, Mapping):
+            return self._columns_of(found, ended, ended)
+        metrics: Metrics = []
+        rows = self._batch(found, "final_info")
+        for row in np.flatnonzero(ended).tolist():
+            collect_metrics(rows[row] or {}, row, metrics)
+        return metrics
 
     def _finish(self, ended: np.ndarray, infos: Mapping[str, Any]) -> Metrics:
         """Fill `final_obs` and, if possible, `obs` of ended rows; returns the metrics of their reset."""
@@ -254,8 +267,8 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         if shape[:1] != (self.num_envs,):
             raise ValueError(
                 f"{type(self.env).__name__} returned {what} with shape {shape}, but its spaces and num_envs "
-                f"require ({self.num_envs}, ...). Fix: make the environment return every row in every step "
-                "(for EnvPool: batch_size equal to num_envs), in the shape of its spaces."
+                f"require ({self.num_envs}, ...). Fix: make the environment return one value for every row "
+                "in every step (for EnvPool: batch_size equal to num_envs)."
             )
         return value
 
@@ -267,10 +280,9 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
                 f"{sorted(infos)}), so the last observation is lost. Fix: make the vector environment "
                 "report final_obs on same-step autoreset."
             )
-        has_one_per_row = isinstance(final, list) or (
-            isinstance(final, np.ndarray) and final.dtype.kind == "O"
-        )
-        if not has_one_per_row:
+        is_nested = isinstance(final, tuple) and isinstance(self.env.single_observation_space, spaces.Tuple)
+        is_column = isinstance(final, np.ndarray) and final.dtype.kind != "O"
+        if is_nested or is_column or not isinstance(final, (list, tuple, np.ndarray)):
             self._write(final, self.buffers.final_obs, ended)
             return
         columns = list(self.buffers.final_obs.values())

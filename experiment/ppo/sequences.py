@@ -141,7 +141,10 @@ class RolloutTensors:
         finals = rollout.finals
 
         def flat(rows: np.ndarray, ends: Sequence[np.ndarray] = ()) -> np.ndarray:
-            return np.concatenate([rows.reshape(-1, *rows.shape[2:]), *ends])
+            num_rows = (
+                rows.shape[0] * rows.shape[1]
+            )  # -1 would be ambiguous for observations without elements
+            return np.concatenate([rows.reshape(num_rows, *rows.shape[2:]), *ends])
 
         obs = {key: flat(value, [f.obs[key] for f in finals]) for key, value in rollout.obs.items()}
         per_timestep = {

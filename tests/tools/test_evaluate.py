@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -299,6 +300,21 @@ def test_a_run_is_evaluated_in_its_own_environments_with_changes_on_top(
 def test_a_policy_file_on_its_own_needs_an_environment(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([a_policy_that_remembers_the_bit()]) == 2
     assert "Fix: give the folder of such a run, or name an environment, e.g. --env" in capsys.readouterr().err
+
+
+def test_a_vector_environment_of_the_working_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("bits_of_tests.py").write_text(
+        """import gymnasium as gym
+
+class Bits(gym.vector.SyncVectorEnv):
+    def __init__(self):
+        super().__init__([lambda: gym.make("FirstBit-v0")] * 3)
+"""
+    )
+    words = ["--env", "bits_of_tests:Bits", "--parallel", "3", "--episodes", "6", "--json", "out.json"]
+    assert main([a_policy_that_remembers_the_bit(), *words]) == 0
+    assert results("out.json")[0]["returns"] == [1.0] * 6
 
 
 @pytest.mark.parametrize("env", ["FirstBit-v0", None])

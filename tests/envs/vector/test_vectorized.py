@@ -400,6 +400,9 @@ def test_values_that_do_not_fit_are_refused(parts: dict[str, Any], words: str) -
             [(1, "a", 2.0)],
         ),
         ({"final_info": {"metric/a": np.array([9.0, 2.0]), "_metric/a": np.array([True, False])}}, []),
+        ({"final_info": np.array([{"metric/a": 9.0}, {"metric/a": 2.0}])}, [(1, "a", 2.0)]),
+        ({"final_info": [None, {"metric/a": 2.0, "other": 1}]}, [(1, "a", 2.0)]),
+        ({"final_info": [None, None]}, []),
         # Metrics of the next episode's reset count too, unless the end has the same name.
         (
             {"final_info": {"metric/a": np.array([0.0, 2.0])}, "metric/a": np.array([5.0, 6.0])},
@@ -408,11 +411,13 @@ def test_values_that_do_not_fit_are_refused(parts: dict[str, Any], words: str) -
     ],
 )
 def test_metrics_of_final_info_count_for_the_rows_that_ended(infos: dict[str, Any], expected: Any) -> None:
-    final = {"final_obs": np.array([None, np.ones(1, np.float32)], object)}
-    env = adapted(OddBatch, parts={**ENDED, "infos": {**final, **infos}})
-    env.reset()
-    *_, found = env.step([0, 0])
-    assert found.get("metrics", []) == expected
+    last = [None, np.ones(1, np.float32)]
+    for final_obs in (np.array(last, object), last, tuple(last)):
+        env = adapted(OddBatch, parts={**ENDED, "infos": {"final_obs": final_obs, **infos}})
+        env.reset()
+        *_, found = env.step([0, 0])
+        assert found.get("metrics", []) == expected
+        assert found["final_obs"]["observation"][1].tolist() == [1.0]
 
 
 def test_rows_that_are_only_reset_report_nothing_but_their_reset() -> None:

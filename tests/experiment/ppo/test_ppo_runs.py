@@ -287,15 +287,16 @@ PPOAgent.critic_obs_keys = ['seen', 'hidden']
 
 
 class TwoViews(RandomLengths):
-    """One part of the observation is for the value function only."""
+    """One part of the observation is for the value function only, and one has no elements."""
 
     def __init__(self) -> None:
         super().__init__()
         box = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-        self.observation_space = spaces.Dict({"seen": box, "hidden": box})  # type: ignore[assignment]
+        parts = {"seen": box, "hidden": box, "empty": spaces.Box(-1, 1, (0,), np.float32)}
+        self.observation_space = spaces.Dict(parts)  # type: ignore[assignment]
 
     def _obs(self) -> Any:
-        return {"seen": super()._obs(), "hidden": super()._obs()}
+        return {"seen": super()._obs(), "hidden": super()._obs(), "empty": np.zeros(0, np.float32)}
 
 
 def test_a_policy_file_acts_without_the_observations_of_the_value_function(tmp_path: Path) -> None:
@@ -311,7 +312,8 @@ def test_a_policy_file_acts_without_the_observations_of_the_value_function(tmp_p
     )
     learned(exp)
     gin.clear_config()
-    obs = {"seen": np.ones((2, 3), np.float32), "hidden": np.zeros((2, 3), np.float32)}
+    shapes = {"seen": (2, 3), "hidden": (2, 3), "empty": (2, 0)}
+    obs = {key: np.ones(shape, np.float32) for key, shape in shapes.items()}
     policy, actions = load_policy(exp.checkpoints.latest_path), []
     for hidden in (obs["hidden"], obs["hidden"] + 9):
         policy.reset(num_envs=2)
