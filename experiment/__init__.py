@@ -1,4 +1,4 @@
-"""The experiment: collector, learner, evaluator, checkpoints, logs and the command line.
+"""The experiment: collector, learner, evaluator, checkpoints and logs.
 
 Importing this package imports every other layer, so that all gin-configurable names are registered.
 """

@@ -185,7 +185,7 @@ class ProfileEpoch(Callback):
 
     def on_epoch_start(self, run: Run, epoch: int) -> None:
         """Begin recording, if this is the epoch to profile."""
-        if epoch == self.epoch and run.ctx.is_main:
+        if epoch == self.epoch and run.ctx.is_main and not run.ctx.role.is_actor:
             activities = [torch.profiler.ProfilerActivity.CPU]
             if run.DEVICE.type == "cuda":
                 activities.append(torch.profiler.ProfilerActivity.CUDA)

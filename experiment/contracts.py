@@ -79,8 +79,8 @@ class Progress:
     epochs: number of epochs of the run. seed: seed of the run. epoch: the running epoch, or the next one.
     env_steps: env steps of the whole run. gradient_steps: optimizer steps. policy_version: counts
     publications. policy_epoch: epoch of the learner's policy that an actor acts with; None in other
-    processes. best_score: score of the best policy so far. is_finished: True if nothing is left to do after
-    the last epoch.
+    processes. best_score: score of the best policy so far. val_return: mean return of the newest evaluation.
+    is_finished: True if nothing is left to do after the last epoch.
     """
 
     epochs: int
@@ -91,6 +91,7 @@ class Progress:
     policy_version: int = 0
     policy_epoch: int | None = None
     best_score: float | None = None
+    val_return: float | None = None
     is_finished: bool = False
 
     @property
@@ -178,7 +179,7 @@ class Trainer(abc.ABC):
         return []
 
     def wait_for_data(self) -> bool:
-        """Before `train`: True if it can begin, for which a learner waits; False skips the training."""
+        """Return True once training can begin (a learner waits for this); False skips it in this epoch."""
         return True
 
     @abc.abstractmethod

@@ -63,15 +63,21 @@ class Evaluator:
             agent: acts in evaluation mode.
             envs: vector env.
             timesteps: steps to take in each env.
-            hidden_state: the result of the previous call, to continue in the same `envs` where it stopped;
-                None resets all envs.
+            hidden_state: the result of the previous call of this method, to continue in the same `envs` where
+                it stopped; None resets all envs.
             episodes: see `Collector.collect`.
             limit: see `Collector.collect`.
             sinks: receivers of every step.
             render: see `Collector.collect`.
         """
         last, state, histories = self._newest, None, None
-        if hidden_state is not None and last is not None and last.groups[0].envs is envs:
+        if hidden_state is not None:
+            if last is None or last.groups[0].envs is not envs:
+                raise ValueError(
+                    "A hidden state was given, but the last evaluation did not act in these environments, so "
+                    "they begin new episodes. Fix: pass hidden_state=None, or continue before other "
+                    "evaluations."
+                )
             state, histories = last.groups[0].state, copy.deepcopy(last.histories)
             histories.clear()
         group = RolloutGroup(envs, sinks=sinks)

@@ -344,7 +344,9 @@ class Experiment(Settings):
             )
         if self.val_timesteps_per_epoch > 0 and (self.val_interval is not None or self.evaluate_at_end):
             self.val_envs = self._make_envs(self.make_val_env)
-        envs = self.train_envs if self.train_envs is not None else self.val_envs
+        envs = self.train_envs
+        if envs is None and not self.ctx.role.only_learns:  # a learner trains for its actors' environments
+            envs = self.val_envs
         self.obs_space, self.action_space, self.env_spaces = build.spaces_of(
             envs, self.make_train_env, self.parallel_actors, self.env_mode
         )
@@ -376,7 +378,7 @@ class Experiment(Settings):
             self.max_seq_len,
         )
         if (own := getattr(self._policy, "obs_space", self.obs_space)) is not self.obs_space:
-            # With the observations that the agent adds
+            # The agent adds observations of its own.
             self.dataset.expect(build.layout_of(own, self.action_space))
         optimizer = self.hooks.around("optimizer_init", self.init_optimizer, self._policy)
         if self.compile_learning:
@@ -538,7 +540,7 @@ class Experiment(Settings):
     def _forward_work(self) -> float:
         """Approximate multiply-adds of a forward pass: parameters times timesteps; no limit on a GPU."""
         if self.DEVICE.type != "cpu":
-            return math.inf  # CPU work has not been measured, so no limit
+            return math.inf  # the limit was measured for agents on a CPU only
         num_timesteps = self.parallel_actors if self.ctx.role.is_actor else self.trainer.timesteps_per_forward
         return float(num_timesteps) * sum(p.numel() for p in self.policy.parameters())
 
@@ -888,6 +890,7 @@ class Experiment(Settings):
             return {}
         if kind == "val":
             self.last_val_metrics = named
+            self.ctx.progress.val_return = named.get("val/return")
         if named:
             elapsed_s = time.perf_counter() - start_s
             about = {"time/val_s": elapsed_s, "val/after_env_steps": self.env_steps} if kind == "val" else {}
@@ -925,8 +928,8 @@ class Experiment(Settings):
         """Act in `envs`, without exploration; returns hidden state, (returns, specials).
 
         timesteps: number of steps to take in each env.
-        hidden_state: the result of the previous call, to continue in the same `envs` where it stopped;
-            otherwise all are reset.
+        hidden_state: the result of the previous call, to continue in the same `envs` where it stopped; None
+            resets all.
         episodes: number of episodes that count, shared equally by `envs`, among those that begin within
             `timesteps`. Each is played to its end, see `Collector.collect`.
         save_on_done: a folder to store each trajectory in when it ends, or True for the folder of the
@@ -1105,7 +1108,7 @@ class Experiment(Settings):
         restarts = self.checkpoints.exact_resume and collector is not None and not collector.is_storable
         if collector is not None and awaits_files:
             if restarts or not self.has_dset_edit_rights:
-                # Without rights, nobody sets aside files that repeat data of the checkpoint.
+                # Without edit rights, files that repeat data of the checkpoint would stay in use on resuming.
                 collector.flush()
             else:
                 collector.wait()
@@ -1255,11 +1258,13 @@ class Experiment(Settings):
     # ---- start of a run ----
 
     def _limit_of_finished_run(self) -> str | None:
-        """The setting that ended a run of which the last epoch and everything after it are done already."""
+        """The setting at which this finished run ended; None if it can continue."""
         if not (self.ctx.role.learns and self.ctx.progress.is_finished):
             return None
         if self.epoch >= self.epochs:
             return f"Experiment.epochs = {self.epochs}"
+        if self._is_good_enough():
+            return f"Experiment.stop_at_val_return = {self.stop_at_val_return}"
         return f"Experiment.max_env_steps = {self.max_env_steps}" if self._has_spent_env_steps() else None
 
     def _close_finished_run(self, limit: str) -> None:
@@ -1276,7 +1281,11 @@ class Experiment(Settings):
         """Context around the epochs: signals, progress bar, actors, and saving after an error."""
         self.ctx.progress.is_finished = False
         self._saved_s = 0.0
-        self._set_aside_earlier_data()
+        is_new = self.checkpoints.run_id is None
+        if is_new:
+            self._set_aside_earlier_data()
+        self.dataset.on_run_start()
+        self.accelerator.wait_for_everyone()
         with (
             explained_loss_of_contact(self.accelerator),
             self.ctx.stop,
@@ -1286,8 +1295,11 @@ class Experiment(Settings):
             without_foreign_exits(),
         ):
             stack.callback(self._draw_curves)  # no matter how the run ends
-            self._publish_identity()
-            self.pace.begin()
+            if self.ctx.role.only_learns:
+                self._continue_policy_versions()
+            buffer = self.dataset.save_new_trajs_to
+            self.fleet.put(buffer=None if buffer is None else str(buffer.parent.absolute()))
+            self.pace.begin(is_new=is_new)
             self.begin_run()
             if self.ctx.role.only_learns:
                 self.write_latest_policy()
@@ -1297,21 +1309,19 @@ class Experiment(Settings):
             self._exit_if_asked()
             yield
 
-    def _publish_identity(self) -> None:
-        progress, buffer = self.ctx.progress, self.dataset.save_new_trajs_to
-        if self.ctx.role.only_learns:  # actors may have seen later versions than the one in the checkpoint
-            published = from_main(self.published.header, self.accelerator)
-            version = 0 if published is None else published.version
-            progress.policy_version = max(progress.policy_version, version)
-        self.fleet.put(buffer=None if buffer is None else str(buffer.parent.absolute()))
+    def _continue_policy_versions(self) -> None:
+        """Number policies after those that actors may have seen, which may be later than the checkpoint."""
+        published = from_main(self.published.header, self.accelerator)
+        version = 0 if published is None else published.version
+        self.ctx.progress.policy_version = max(self.ctx.progress.policy_version, version)
 
     def _set_aside_earlier_data(self) -> None:
-        """If this run starts from scratch, set aside the data of an earlier run of the same name."""
-        progress = self.ctx.progress
-        is_new = progress.env_steps == 0
-        if not self.ctx.role.does_both:
-            is_new = self.actors is not None and progress.policy_version == 0
-        from_scratch = is_new and self.start_collecting_at_epoch == 0
+        """Set aside the data of an earlier run of the same name, unless this run trains on them first.
+
+        Actors that were started by hand may have begun before their learner, so their data stay.
+        """
+        begins_data = self.ctx.role.does_both or self.actors is not None
+        from_scratch = begins_data and self.start_collecting_at_epoch == 0
         if from_scratch and self.has_dset_edit_rights and self.ctx.is_main:
             num_files = self.dataset.begin_new_run()
             if num_files:
@@ -1321,8 +1331,6 @@ class Experiment(Settings):
                     num_files,
                     self.run_name,
                 )
-        self.dataset.on_run_start()
-        self.accelerator.wait_for_everyone()
 
     def begin_run(self) -> None:
         """Before a learner writes to its run folder: set aside an earlier run's files, store the config.
@@ -1394,7 +1402,7 @@ class Experiment(Settings):
                 "There is no published policy in %s yet; acting with untrained weights.",
                 self.checkpoints.root,
             )
-        # Only a learner that was at work meanwhile ends this process too.
+        # A final policy ends this actor only if its learner was still at work when the actor began.
         is_over = info is not None and info.is_final and before is not None and before != info
         if info is not None and info.is_final and before is None and self.ctx.role.is_actor:
             is_over = not self.pace.wait_for_continuation()
@@ -1403,7 +1411,7 @@ class Experiment(Settings):
     def _stops_at_limit(self) -> bool:
         """True when a limit ends the run before its last epoch; that limit is printed."""
         if self._is_good_enough():
-            score, limit = self.last_val_metrics["val/return"], self.stop_at_val_return
+            score, limit = self.ctx.progress.val_return, self.stop_at_val_return
             reached = f"Mean return {score:.3f} has reached Experiment.stop_at_val_return = {limit}"
         elif self._has_spent_env_steps():
             reached = _ENV_STEPS_SPENT
@@ -1414,8 +1422,7 @@ class Experiment(Settings):
 
     def _is_good_enough(self) -> bool:
         """True when the last evaluation reached stop_at_val_return."""
-        score = self.last_val_metrics.get("val/return")
-        limit = self.stop_at_val_return
+        score, limit = self.ctx.progress.val_return, self.stop_at_val_return
         return self.ctx.role.learns and limit is not None and score is not None and score >= limit
 
     def _has_spent_env_steps(self) -> bool:

@@ -11,7 +11,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from ..agents import BaseAgent, OnPolicyAgent
@@ -146,11 +146,11 @@ class Settings:
     # ---- replay ----
 
     traj_save_len: float = setting(
-        1e10, "transitions after which a trajectory continues in another file, see below", above=0
+        1e10, "transitions after which a trajectory continues in another file", above=0
     )
     has_dset_edit_rights: bool = setting(True, "this process may delete old files")
     stagger_traj_file_lengths: bool = setting(
-        True, "draw each of these lengths within max_seq_len of traj_save_len"
+        True, "vary traj_save_len from file to file by up to max_seq_len"
     )
     save_trajs_as: str = setting(
         "npz", "format of trajectory files", choices=("npz", "npz-compressed"), in_hash=False
@@ -312,16 +312,26 @@ def fields_with(rule: str) -> dict[str, Any]:
 _TAKEN = ("actor", "critic", "value")  # names of other losses in the logs
 
 
+def _checked(one: Field[Any], value: Any) -> Any:
+    """The value of a field, a whole float as an integer. Raises: ValueError or TypeError if it is wrong."""
+    name, rules = f"Experiment.{one.name}", one.metadata
+    kind, choices = str(one.type), rules.get("choices", ())  # kind is a text such as "int | None"
+    if kind.startswith(("int", "float")) and value not in choices:
+        limits = {limit: rules[limit] for limit in ("lowest", "above") if limit in rules}
+        is_whole = kind.startswith("int")
+        check_number(name, value, whole=is_whole, optional="None" in kind, **limits)
+        return int(value) if is_whole and value is not None else value
+    if kind == "bool" and not isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}, but must be True or False. Fix: set one of these.")
+    if choices:
+        check_choice(name, value, choices)
+    return value
+
+
 def check_settings(settings: Settings) -> None:
-    """Raise ValueError or TypeError for the first setting that cannot work."""
+    """Raise ValueError or TypeError for the first setting that cannot work; make whole floats integers."""
     for one in fields(Settings):
-        name, value, rules = f"Experiment.{one.name}", getattr(settings, one.name), one.metadata
-        kind, choices = str(one.type), rules.get("choices", ())  # kind is a text such as "int | None"
-        if kind.startswith(("int", "float")) and value not in choices:
-            limits = {limit: rules[limit] for limit in ("lowest", "above") if limit in rules}
-            check_number(name, value, whole=kind.startswith("int"), optional="None" in kind, **limits)
-        elif choices:
-            check_choice(name, value, choices)
+        setattr(settings, one.name, _checked(one, getattr(settings, one.name)))
     if not callable(settings.agent_type):
         raise TypeError(
             f"Experiment.agent_type is {settings.agent_type!r}, but must be a class. Fix: in Python, pass "

@@ -593,5 +593,7 @@ def parse_sweep(
     run = parse_run(others)
     if run.seeds is not None or run.run_name is not None:
         parser.error("a sweep names its runs itself. Fix: remove --seeds and --run-name.")
+    if run.check or run.print_config or run.test_run:
+        parser.error("trials are whole runs. Fix: remove --check, --print-config and --test-run.")
     _check_output(parser, args.output or Path("sweeps"), "-o")
     return args, run, others

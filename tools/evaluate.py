@@ -157,14 +157,20 @@ def find_policy(place: Path, which: str | None = None) -> Policy:
 
     place: the folder of a run or of an exported policy, or a policy file.
 
-    Raises: FileNotFoundError if it does not exist; ValueError for another word.
+    Raises: FileNotFoundError if it does not exist; ValueError for another word, or any for a single policy.
     """
     place = place.expanduser()
     if (exported := place / "policy.safetensors").is_file():
         place = exported
     if place.is_file():
+        if which is not None:
+            raise ValueError(
+                f"--policy chooses a policy of a run, but {place} is a single one. Fix: leave out --policy."
+            )
         is_in_run = place.parent.parent.name == "ckpts"
         name = place.parent.name if place.stem == "policy" else place.stem
+        if epoch := _WEIGHTS.fullmatch(place.name):
+            name = f"epoch:{epoch[1]}"
         return Policy(place.parents[2] if is_in_run else None, name, place)
     store = CheckpointManager(place, place.name)
     files = {"best": store.best_path, "latest": store.latest_path}

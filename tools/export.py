@@ -81,7 +81,7 @@ def _card(run_dir: Path, policy: Policy, args: argparse.Namespace, has_film: boo
     run = curves_if_readable(run_dir)
     tasks = sorted(name.split("/", 2)[2] for name in run if name.startswith("val/return/"))
     # A checkpoint's policy is evaluated at the start of the next epoch, others in the epoch that saves them.
-    curves = _of_epoch(run, info.epoch + policy.name.startswith(("epoch:", "policy_epoch_")))
+    curves = _of_epoch(run, info.epoch + policy.name.startswith("epoch:"))
     # Results of other policies of the run do not apply, not even those of earlier ones with the same name.
     played = [
         one

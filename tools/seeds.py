@@ -16,6 +16,7 @@ from typing import Any
 
 from ..experiment.checkpoint.record import bindings_of
 from ..experiment.checkpoint.store import CheckpointManager
+from ..experiment.config.hash import without_macros
 from ..experiment.config.reading import read_source
 from ..experiment.fleet.actors import actor_environment, without
 from ..experiment.fleet.heartbeat import newest_learner, read_heartbeats
@@ -164,7 +165,9 @@ def _is_finished(run_dir: Path, ends: Mapping[str, Any]) -> bool:
     if learner is None or learner.state != "finished" or not config.is_file():
         return False
     before = bindings_of(config.read_text(encoding="utf-8", errors="replace"))
-    return all(before.get(name, "None") == repr(value) for name, value in ends.items())
+    return all(
+        without_macros(before.get(name, "None"), before) == repr(value) for name, value in ends.items()
+    )
 
 
 def _other_settings(run_dir: Path, words: Sequence[str]) -> str:

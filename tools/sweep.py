@@ -159,8 +159,8 @@ class Sweep:
             text = f"{describe_exit(status)}; run the same command to continue it"
         elif status or not len(points):
             self.study.tell(trial, state=_state("FAIL"))
-            missing = f"no {self.metric} in its logs.{did_you_mean(self.metric, curves)}"
-            text = f"failed ({f'exit status {status}' if status else missing}), log {log}"
+            why = f"exit status {status}" if status else f"no {self.metric} in its logs"
+            text = f"failed ({why}), log {log}.{'' if status else did_you_mean(self.metric, curves)}"
         else:
             self.study.tell(trial, float(points[-1, 1]))
             text = f"{self.metric} {points[-1, 1]:.4g} (best: {self.study.best_value:.4g})"

@@ -28,7 +28,8 @@ _SHOWN = 5
 class PolicyInfo:
     """Header of a policy file. Two with the same version, epoch and time are the same policy.
 
-    version: counts publications; 0 for a file that was not published. epoch: the running epoch.
+    version: counts publications; 0 for a file that was not published. epoch: the running epoch;
+    in policy_epoch_N, the one that has ended.
     is_final: the learner is done. published_s: unix time of writing.
     format: format of the file; None if missing. loxodon: the version that wrote it.
     spaces: spaces of the environment, as JSON text. gin: the operative configuration.

@@ -88,7 +88,8 @@ def as_branch(state: TrainingState) -> TrainingState:
     episodes and files begin anew.
     """
     shared = {name: part for name, part in state.shared.items() if name not in ("dataset", "logs")}
-    shared["progress"] = {**shared["progress"], "best_score": None, "is_finished": False}
+    anew = {"best_score": None, "val_return": None, "is_finished": False}
+    shared["progress"] = {**shared["progress"], **anew}
     own, inherited = _without_rollout(state.own), list(map(_without_rollout, state.inherited))
     metadata = {**state.metadata, "run_id": None}
     return dataclasses.replace(state, shared=shared, own=own, inherited=inherited, metadata=metadata)

@@ -93,7 +93,7 @@ def _make_halves(specs: Sequence[EnvSpec], context: str | None, seed: int | None
 
 
 def _specs(make_env: MakeEnv | Sequence[MakeEnv], num_envs: int) -> list[EnvSpec]:
-    """One recipe per environment; for one that is vectorised already, the number is its size."""
+    """One recipe per environment; one of a vector environment is repeated `num_envs` times."""
     if not isinstance(make_env, Sequence) or isinstance(make_env, str):
         return [resolve_env(make_env)] * num_envs
     specs = [resolve_env(one) for one in make_env]

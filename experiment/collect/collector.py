@@ -23,8 +23,8 @@ from ..process.transfer import to_device, to_host
 logger = logging.getLogger("loxodon")
 _STEP_STAGES = ("policy", "env", "store")
 _LIMIT_FACTOR, _LIMIT_SLACK = 10, 1_000  # see `episode_limit`
-_RL2S, _TIMES, _FRESH, _ACTIONS = "/rl2s", "/time_idxs", "/fresh", "/actions"  # no names of observations
-_MIN_PROB = 1e-30  # the probability of a greedy action that noise has replaced would be 0
+_RL2S, _TIMES, _FRESH, _ACTIONS = "/rl2s", "/time_idxs", "/fresh", "/actions"  # keys that no observation has
+_MIN_PROB = 1e-30  # instead of 0 for an action that noise chose and a greedy policy never takes
 _HOW_TO_OFFER_STATE = (
     "define both there or in a wrapper around it (loxodon.envs.ClassicControlState does so for gymnasium's "
     "classic control)"
@@ -422,10 +422,10 @@ class Collector:
         if group.sinks:
             following = full
             if "final_obs" in infos:
-                following = _true_next_obs(obs, infos, ended)
+                following = _true_next_obs(obs, infos["final_obs"], ended)
                 if self.hooks.adds_to_obs:
                     final = self._with_info(following, before, np.zeros_like(ended))
-                    following = _true_next_obs(full, {"final_obs": final}, ended)
+                    following = _true_next_obs(full, final, ended)
             stored, extras = rewards, state.extras
             if combines := self.hooks.combines_rewards and self.is_training:
                 stored = self.hooks.combined(self.agent, rewards, infos.get("metrics", ()))
@@ -473,7 +473,7 @@ class Collector:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Let the agent end episodes: those envs are reset, and `infos` then says so; returns the flags."""
         ended, over = terminated | truncated, infos.get("_ignore")
-        following = _true_next_obs(obs, infos, ended) if "final_obs" in infos else obs
+        following = _true_next_obs(obs, infos["final_obs"], ended) if "final_obs" in infos else obs
         flags = self.hooks.flags(self.agent, following, rewards, terminated, truncated)
         more = (flags[0] | flags[1]) & ~ended
         if over is not None:  # an env that was reset took no step
@@ -755,9 +755,8 @@ def _count(
         histories.specials.add_step(metrics, names)
 
 
-def _true_next_obs(obs: Arrays, infos: dict[str, Any], ended: np.ndarray) -> Arrays:
-    """The observation after the action in every env: the final one if an episode ended, otherwise `obs`."""
-    final = infos["final_obs"]
+def _true_next_obs(obs: Arrays, final: Arrays, ended: np.ndarray) -> Arrays:
+    """The observation after the action in every env: `final` where an episode ended, otherwise `obs`."""
     following = {}
     for key, value in obs.items():
         following[key] = value.copy()

@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import Any
 
 TECHNICAL = (
-    # folder and name of the data
+    # folder of the data
     "*.dset_root",
     # output, logs and retention
     "CheckpointManager.*",
@@ -49,7 +49,7 @@ def config_hash(exp: Any, bindings: Mapping[str, str]) -> str:
         bindings: gin's bindings, as written, by `scope/Name.param`, and macros by name.
     """
     bound = {
-        name: _MACRO.sub(lambda found: bindings.get(found[1], found[0]), value)
+        name: without_macros(value, bindings)
         for name, value in bindings.items()
         if "." in name and not name.startswith("Experiment.")
     }
@@ -62,6 +62,16 @@ def config_hash(exp: Any, bindings: Mapping[str, str]) -> str:
         del chosen["Experiment.ckpt_interval"]
     text = json.dumps(chosen, sort_keys=True, default=_in_words)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def without_macros(value: str, bindings: Mapping[str, str]) -> str:
+    """A binding's value with macros, and the macros in their values, replaced by what they stand for."""
+    for _ in bindings:  # as deep as macros can be nested
+        replaced = _MACRO.sub(lambda found: bindings.get(found[1], found[0]), value)
+        if replaced == value:
+            break
+        value = replaced
+    return value
 
 
 def _in_words(value: Any) -> Any:

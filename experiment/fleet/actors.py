@@ -80,7 +80,7 @@ class ActorSpec:
         options = ("--actors", "--mode", "--resume", "--device", "--actor-device")
         kept = without(self.learner_words, *options, "Experiment.mode", *own)
         kept += [] if self.device == "cpu" else ["--device", self.device]
-        said = {word.partition("=")[0] for word in kept}
+        said = {word.partition("=")[0].strip() for word in kept}
         if "Experiment.torch_threads" not in said:
             own["Experiment.torch_threads"] = 1
         workers = "AsyncVectorEnv.num_workers"
@@ -94,7 +94,7 @@ class ActorSpec:
         return dict(NO_GPU) if self.device == "cpu" else {}
 
 
-# A context in which the actors of a run are at work.
+# Makes the context in which the actors of a run are at work.
 MakePool = Callable[[RunContext, ActorSpec], AbstractContextManager[Any]]
 
 

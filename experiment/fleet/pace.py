@@ -148,7 +148,10 @@ class ReplayRatio:
         self._aggregates = ctx.role.learns and ctx.is_main
         self._beats: list[Heartbeat] = []
         self._began_at: tuple[int, int] | None = None  # env steps of all and updates, when training began
-        self._forgotten = 0  # env steps of actors whose heartbeats are gone
+        self._forgotten = 0  # env steps of the run that no heartbeat of an actor counts
+        # In mode "both": env steps of actors that progress.env_steps includes, as it is the run's total.
+        self._included = 0
+        self._restored: dict[str, Any] = {}
         # In mode "both", all ranks collect as much as this process.
         self._num_collecting = ctx.accelerator.num_processes if ctx.role.does_both else 1
         self._epoch_env_steps = 0  # env steps in the running epoch
@@ -162,8 +165,11 @@ class ReplayRatio:
 
     # ---- called by every process ----
 
-    def begin(self) -> None:
-        """`learn` begins: everything is built, and loaded if the run is resumed."""
+    def begin(self, *, is_new: bool) -> None:
+        """`learn` begins: everything is built, and loaded if the run is resumed.
+
+        is_new: True if this run has no checkpoint yet; an earlier run may have had the same name.
+        """
         progress, self._seen_s = self.ctx.progress, time.monotonic()
         if self.ctx.role.does_both:
             self.env_steps = progress.env_steps
@@ -177,12 +183,13 @@ class ReplayRatio:
         if not self._aggregates:
             return
         others = [beat for beat in read_heartbeats(self.ctx.run_dir) if beat.id != self.process_id]
-        if progress.epoch == progress.gradient_steps == 0:  # an earlier run may have had the same name
+        if is_new:
             for beat in others:
                 if not beat.is_alive:
                     _delete(beat)
         elif (earlier := newest_learner(others)) is not None:  # take over its count
             self._forgotten = max(self._forgotten, earlier.forgotten_env_steps)
+        self._continue_counts()
         self._count()
         self._publish()
 
@@ -211,15 +218,29 @@ class ReplayRatio:
         """State for a checkpoint; empty in a process that does not aggregate the counters."""
         if not self._aggregates:
             return {}
-        return {"env_steps": self._counted(read_heartbeats(self.ctx.run_dir)), "began_at": self._began_at}
+        counted, total = self._counted(read_heartbeats(self.ctx.run_dir)), self.ctx.progress.env_steps
+        uncounted = total - self._included if self.ctx.role.does_both else max(0, total - counted)
+        return {"env_steps": counted, "uncounted_env_steps": uncounted, "began_at": self._began_at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a checkpoint: the beginning of training is restored, env steps counted since stay."""
+        """Resume from a checkpoint, also of another mode; env steps that actors have taken since count."""
         if state and self._aggregates:
             began_at = state["began_at"]
             self._began_at = None if began_at is None else (int(began_at[0]), int(began_at[1]))
-            known = self._counted(read_heartbeats(self.ctx.run_dir))
-            self._forgotten += max(0, state["env_steps"] - known)  # for a copy of the folder without status/
+            self._restored = state
+
+    def _continue_counts(self) -> None:
+        """Continue the counts of the checkpoint that was loaded, if any."""
+        state, self._restored = self._restored, {}
+        if not state:
+            return
+        known = self._counted(read_heartbeats(self.ctx.run_dir))
+        self._forgotten += max(0, state["env_steps"] - known)  # for a copy of the folder without status/
+        uncounted = state.get("uncounted_env_steps")  # missing in old checkpoints
+        if self.ctx.role.only_learns:
+            self._forgotten += uncounted or 0
+        elif uncounted is not None:
+            self._included = self.ctx.progress.env_steps - uncounted
 
     # ---- calls where env steps are taken ----
 
@@ -414,7 +435,7 @@ class ReplayRatio:
         self._beats = read_heartbeats(self.ctx.run_dir)
         progress, counted = self.ctx.progress, self._counted(self._beats)
         if self.ctx.role.does_both:
-            return progress.env_steps + counted
+            return progress.env_steps - self._included + counted
         progress.env_steps = max(progress.env_steps, counted)
         return counted
 

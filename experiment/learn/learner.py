@@ -376,8 +376,8 @@ class Learner:
     def _step(self, log_step: bool, checked: Sequence[AnyBatch] | None) -> dict[str, Tensor]:
         """Clip the gradients and update the weights, if allowed; returns norms before clipping.
 
-        log_step: add the norms of the agent's parts. checked: the batches of the gradients, which must be
-        finite; None skips that check.
+        log_step: add the norms of the agent's parts. checked: the batches to save if a gradient is not
+        finite; None skips the check.
         """
         for call in self.before_clipping:
             call()
@@ -388,7 +388,7 @@ class Learner:
         norms = {} if grad_norm is None else {"grad_norm": grad_norm.detach()}
         if log_step and grad_norm is not None:  # the fp16 scaler has released the gradients by now
             undo = (grad_norm.detach() / self.grad_clip).clamp(min=1.0)
-            norms |= {name: norm * undo for name, norm in grad_norms(self.agent).items()}
+            norms |= {name: norm * undo for name, norm in norms_of_parts(self.agent).items()}
         # The check follows the average over processes, so that all processes decide alike. A loss scaler
         # checks by itself, and lowers its scale only within the optimizer's step.
         decides_skip = self.on_nan == "skip" and self.accelerator.scaler is None
@@ -601,7 +601,7 @@ class Learner:
         self.progress.gradient_steps = int(state["gradient_steps"])
 
 
-def grad_norms(agent: nn.Module) -> dict[str, Tensor]:
+def norms_of_parts(agent: nn.Module) -> dict[str, Tensor]:
     """Gradient norms of all direct parts that have any, scalar tensors by "grad_norm/<part>"."""
     found = {}
     for name, part in agent.named_children():

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ...agents import GAE, AdvantageNorm, OnPolicyAgent, RewardNormalizer
 from ...data import RolloutBatch, Sink
-from ...data.errors import check_choice
+from ...data.errors import check_choice, check_count, check_number
 from ...nets import summed_over_processes
 from ..contracts import RunContext, Stateful, Trainer
 from ..learn.learner import Learner, log_metrics, stacked
@@ -124,7 +124,7 @@ class PPOLearner(Trainer):
         self.agent, self.learner, self.ctx, self.accelerator = agent, learner, ctx, ctx.accelerator
         self.cast, self.first_epoch = cast, first_epoch
         self.batches_per_update, self.num_steps = batches_per_update, num_steps
-        self.chunk_len = chunk_len or min(num_steps, max_seq_len)
+        self.chunk_len = min(num_steps, max_seq_len) if chunk_len is None else chunk_len
         self.update_epochs, self.minibatches, self.burn_in = update_epochs, minibatches, burn_in
         self.context_mode, self.target_kl, self.stop_scope = context_mode, target_kl, stop_scope
         self.recompute_old = recompute_old
@@ -149,11 +149,13 @@ class PPOLearner(Trainer):
     def _check_settings(self, num_envs: int, max_seq_len: int) -> None:
         check_choice("PPOLearner.context_mode", self.context_mode, ("episode", "segment"))
         check_choice("PPOLearner.stop_scope", self.stop_scope, ("batch", "epoch", "update"))
-        if self.update_epochs < 1 or self.minibatches < 1 or not 1 <= self.chunk_len <= max_seq_len:
+        for name in ("update_epochs", "minibatches", "chunk_len"):
+            check_count(f"PPOLearner.{name}", getattr(self, name))
+        check_number("PPOLearner.target_kl", self.target_kl, above=0, optional=True)
+        if self.chunk_len > max_seq_len:
             raise ValueError(
-                f"PPOLearner has update_epochs={self.update_epochs}, minibatches={self.minibatches} and "
-                f"chunk_len={self.chunk_len}; all must be at least 1, and chunk_len at most "
-                f"Experiment.max_seq_len = {max_seq_len}. Fix: bind values in these ranges."
+                f"PPOLearner.chunk_len is {self.chunk_len}, but must be at most Experiment.max_seq_len = "
+                f"{max_seq_len}. Fix: lower it."
             )
         longest, has_memory = self.chunk_len, self.agent.context_len != 0
         if self.burn_in and (not 0 <= self.burn_in <= longest or self.num_steps % longest):

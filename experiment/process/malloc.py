@@ -20,9 +20,8 @@ def keep_freed_memory() -> None:
 
     Call it before the first tensor of 2 MB is made.
     """
-    mallopt = (
-        getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    )  # musl lacks it
+    # musl has no mallopt.
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is None or any(name.startswith("MALLOC_") for name in os.environ):
         return
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # read by torch at its first large block

@@ -9,7 +9,7 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-# The last is the warning of schedulers, and srun passes it on.
+# Schedulers send SIGUSR1 as a warning, and srun forwards it.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _ECHO_S = 1.0
 
@@ -54,7 +54,7 @@ class StopRequest:
         return time.monotonic() - self._begin_s
 
     def __enter__(self) -> StopRequest:
-        self.signal_name = self.after_epoch = None  # earlier requests do not apply to this block
+        self.signal_name = None  # earlier signals do not apply to this block
         self._pid, self._begin_s = os.getpid(), time.monotonic()
         if threading.current_thread() is threading.main_thread():
             self._previous = {int(s): signal.signal(s, self._handle) for s in _SIGNALS}
@@ -65,7 +65,7 @@ class StopRequest:
     ) -> None:
         for signum, handler in self._previous.items():
             signal.signal(signum, handler if handler is not None else signal.SIG_DFL)
-        self._previous = {}
+        self._previous, self.after_epoch = {}, None
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:  # a forked worker that inherited this handler

@@ -235,6 +235,7 @@ def test_a_training_state_of_a_base_run_begins_a_branch_with_its_own_data(tmp_pa
     exp.learn()
     exp.close()
     assert exp.epoch == 4
+    assert not {*given} & {path.name for path in buffer.iterdir()}  # data of an earlier run of this name
     assert exp.checkpoints.best_path.exists()
     lines = (exp.run_dir / "logs" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["epoch"] == 2

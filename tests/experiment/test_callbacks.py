@@ -97,6 +97,14 @@ def test_the_hooks_of_a_stop_and_a_resume_are_called(tmp_path: Path) -> None:
     again.close()
 
 
+def test_a_stop_that_is_requested_at_the_start_ends_the_first_epoch(tmp_path: Path) -> None:
+    class Early(Callback):
+        def on_start(self, exp: Any) -> None:
+            exp.request_stop("early")
+
+    assert run(make_experiment(tmp_path, callbacks=[Early], epochs=3)).epoch == 1
+
+
 def test_states_of_callbacks_are_stored_in_checkpoints(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"callbacks": [Counter, Counter, Recorder], "val_timesteps_per_epoch": 0}
     exp = run(make_experiment(tmp_path, **settings))

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import gin
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from loxodon.agents import LinearSchedule
 from loxodon.data import DiskTrajDataset, DoNothingDataset, load_trajectory
@@ -388,6 +390,17 @@ def test_interaction_continues_from_the_hidden_state_that_it_returned(tmp_path: 
     assert hidden == [[2] * 3] * 2
 
 
+def test_a_hidden_state_is_refused_after_another_evaluation(tmp_path: Path) -> None:
+    exp = make_experiment(tmp_path)
+    exp.start()
+    envs = exp.make_envs(exp.make_val_env)
+    state, _ = exp.interact(envs, 3)
+    exp.evaluate_val()
+    with pytest.raises(ValueError, match=r"did not act in these environments.*Fix: pass hidden_state=None"):
+        exp.interact(envs, 3, hidden_state=state)
+    exp.close()
+
+
 def test_interaction_is_stored_in_training_environments_only(tmp_path: Path) -> None:
     exp = make_experiment(tmp_path, parallel_actors=1)
     exp.start()
@@ -495,6 +508,12 @@ def test_training_stops_once_an_evaluation_is_good_enough(tmp_path: Path) -> Non
     scores = [one for one in metrics(early.run_dir) if "val/return" in one]
     assert len(scores) == 2  # the one that was good enough, and the last one on new episodes
     assert early.checkpoints.complete_epochs() == [0]
+    for limit, last_epoch in ((-1e9, 0), (1e9, 2)):  # the run is finished until the limit is raised
+        again = make_experiment(tmp_path / "b", epochs=3, val_interval=1, stop_at_val_return=limit)
+        again.start(resume=True)
+        again.learn()
+        again.close()
+        assert again.checkpoints.complete_epochs()[-1] == last_epoch
 
 
 @pytest.mark.parametrize("make", [make_experiment, ppo_experiment], ids=["off-policy", "ppo"])
@@ -535,6 +554,14 @@ def test_schedules_of_the_learning_rate_are_checked(tmp_path: Path, schedule: An
     exp = make_experiment(tmp_path, epochs=4, val_interval=None, lr_schedule=schedule)
     with pytest.raises(ValueError, match=words):
         run(exp)
+
+
+def test_a_learner_is_built_for_the_training_environments(tmp_path: Path) -> None:
+    class Other(CountingEnv):
+        observation_space = spaces.Box(-1, 1, (5,), np.float32)
+
+    with pytest.raises(ValueError, match=r"evaluation environments .*Fix: .*spaces of the training env"):
+        make_experiment(tmp_path, mode="learn", make_val_env=EnvSpec(Other)).start()
 
 
 def test_a_learner_counts_the_env_steps_of_its_actors(tmp_path: Path) -> None:
@@ -583,6 +610,7 @@ def test_acting_is_compiled_before_the_agent_acts(tmp_path: Path, monkeypatch: p
         ("mixed_precision", "bf17", "Fix: set Experiment.mixed_precision = 'bf16'"),
         ("parallel_actors", 0, "whole number of at least 1"),
         ("batch_size", 2.5, "batch_size is 2.5"),
+        ("sample_actions", "False", "sample_actions is 'False', but must be True or False.*Fix"),
         ("learning_rate", "fast", "learning_rate is 'fast'"),
         ("val_interval", 0, "val_interval is 0.*None or a whole number"),
         ("traj_save_len", 4, "traj_save_len is 4, shorter than max_seq_len = 8"),
@@ -605,6 +633,13 @@ def test_acting_is_compiled_before_the_agent_acts(tmp_path: Path, monkeypatch: p
 def test_impossible_settings_are_refused(tmp_path: Path, setting: str, value: Any, text: str) -> None:
     with pytest.raises((ValueError, TypeError), match=text):
         make_experiment(tmp_path / "runs", **{setting: value}).start()
+
+
+def test_whole_floats_are_integers(tmp_path: Path) -> None:
+    exp = make_experiment(tmp_path, epochs=2.0, batch_size=3.0, ckpt_interval=1.0, stop_at_val_return=1e9)
+    assert [exp.epochs, exp.batch_size, exp.ckpt_interval] == [2, 3, 1]
+    assert all(isinstance(one, int) for one in (exp.epochs, exp.batch_size, exp.ckpt_interval))
+    assert isinstance(exp.stop_at_val_return, float)
 
 
 # ---- threads of torch ----

@@ -249,6 +249,12 @@ def digest(text: str = "", **changes: Any) -> str:
     return config_hash(exp, bindings_of(text))
 
 
+def test_macros_of_macros_change_the_hash() -> None:
+    one, other = (digest(f"A = {value}\nB = %A\nAgent.gamma = %B") for value in (0.9, 0.99))
+    assert one != other
+    assert digest("A = %B\nB = %A\nAgent.gamma = %A") == digest("A = %B\nB = %A\nAgent.gamma = %A")
+
+
 def test_hyperparameters_change_the_hash_and_other_settings_do_not() -> None:
     plain = digest()
     assert len(plain) == 16

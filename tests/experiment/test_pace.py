@@ -86,7 +86,7 @@ def test_no_step_is_counted_twice_whether_files_stay_or_vanish(tmp_path: Path) -
     write_beat(tmp_path, "new", env_steps=7)
     write_beat(tmp_path, "x", role="both", env_steps=1000)  # a learner's own steps do not count as an actor's
     learner = Process(tmp_path)
-    learner.pace.begin()
+    learner.pace.begin(is_new=False)
     assert learner.count() == 137
     assert {beat.id for beat in read_heartbeats(tmp_path)} == {"new", "x"}  # the others are forgotten
     write_beat(tmp_path, "again", env_steps=5)  # a restarted actor
@@ -96,13 +96,59 @@ def test_no_step_is_counted_twice_whether_files_stay_or_vanish(tmp_path: Path) -
         write_beat(folder, "me", role="learner", state="stopped", forgotten_env_steps=130)
         successor = Process(folder, name="next")
         successor.pace.load_state_dict(saved)
-        successor.pace.begin()
+        successor.pace.begin(is_new=False)
         assert successor.count() == 142
     anew = Process(tmp_path, name="anew")
-    anew.progress.epoch = 0
     write_beat(tmp_path, "new", state="stopped", env_steps=7)
-    anew.pace.begin()
+    anew.pace.begin(is_new=True)
     assert anew.count() == 5  # a new run of the name counts only running actors
+    branch = Process(tmp_path, name="branch")
+    write_beat(tmp_path, "again", state="stopped", env_steps=5)
+    branch.pace.load_state_dict(saved)
+    branch.pace.begin(is_new=True)
+    assert branch.count() == 142  # those of the run that it continues
+
+
+def continued(process: Process, folder: Path, mode: str) -> Process:
+    """The process that resumes in another mode from a checkpoint of this one."""
+    pace, progress = json.loads(json.dumps([process.pace.state_dict(), process.progress.state_dict()]))
+    successor = Process(folder, mode, name=f"{mode}-again", ratio=0.5, epoch_updates=100)
+    successor.pace.load_state_dict(pace)
+    successor.progress.load_state_dict(progress)
+    successor.pace.begin(is_new=False)
+    return successor
+
+
+def test_a_run_keeps_its_env_steps_and_its_ratio_when_it_continues_in_another_mode(tmp_path: Path) -> None:
+    learner = Process(tmp_path, "learn", ratio=0.5, epoch_updates=100)
+    write_beat(tmp_path, "actor", state="stopped", env_steps=10_000)
+    learner.progress.gradient_steps, learner.pace._began_at = 5000, (0, 0)
+    learner.pace.begin(is_new=False)
+    assert learner.count() == 10_000
+
+    alone = continued(learner, tmp_path, "both")
+    alone.pace.begin_epoch()
+    assert alone.pace.count_env_steps() == 10_000
+    alone.progress.env_steps += 100
+    alone.pace.after_env_steps(100)
+    assert alone.pace.batches(0) == 50
+    alone.progress.gradient_steps += 50
+
+    again = continued(alone, tmp_path, "learn")
+    write_beat(tmp_path, "new", env_steps=4000)
+    assert again.count() == 14_100
+    assert again.pace._since_began() == (14_100, 5050)
+
+
+def test_a_learner_that_stopped_before_its_first_update_keeps_its_env_steps(tmp_path: Path) -> None:
+    write_beat(tmp_path, "actor", state="stopped", env_steps=900)
+    learner = Process(tmp_path, ratio=0.5, start_after=1000)
+    learner.progress.epoch = 0
+    learner.pace.begin(is_new=True)
+    write_beat(tmp_path, "actor", state="stopped", env_steps=900)
+    again = continued(learner, tmp_path, "learn")
+    write_beat(tmp_path, "new", env_steps=200)
+    assert again.count() == 1100
 
 
 @pytest.mark.parametrize(
@@ -226,12 +272,12 @@ def test_an_actor_without_a_learner_warns_and_names_its_folder(
 
     for ratio in (None, 0.5):
         actor = Process(tmp_path, "collect", ratio=ratio)
-        actor.pace.begin()
+        actor.pace.begin(is_new=False)
         assert num_warnings_in(10) == 1
         assert "There is no learner" in caplog.text
         assert num_warnings_in(60) == 2
     actor = Process(tmp_path, "collect")
-    actor.pace.begin()
+    actor.pace.begin(is_new=False)
     write_beat(tmp_path, "L", role="learner", state="learning")
     publish(tmp_path)
     assert num_warnings_in(100) == 0
@@ -250,7 +296,7 @@ def test_a_learner_waits_for_the_first_data_and_while_it_is_too_far_ahead(
     monkeypatch.setattr(pace.time, "sleep", lambda _: None)
     write_beat(tmp_path, "actor", env_steps=99, state="stopped")
     learner = Process(tmp_path, ratio=0.5, start_after=100, epoch_updates=10)
-    learner.pace.begin()
+    learner.pace.begin(is_new=False)
     assert not learner.pace.is_warm()
     write_beat(tmp_path, "actor", env_steps=100, state="stopped")
     assert learner.pace.is_warm()

@@ -276,6 +276,11 @@ def test_a_run_is_evaluated_in_its_own_environments_with_changes_on_top(
     (one,) = results(folder / "evaluations/epoch_0-val_TMazePassive.horizon_2-greedy.json")
     assert one["lengths"] == [6] * 4
     assert main([str(folder / "ckpts/latest/policy.safetensors"), "--episodes", "1"]) == 0
+    assert main([str(folder / "ckpts/policy_weights/policy_epoch_0.safetensors"), *words[:4]]) == 0
+    (other,) = results(folder / "evaluations/epoch_0-val-greedy.json")
+    assert other["lengths"] == [8] * 4
+    assert main([str(folder / "ckpts/latest/policy.safetensors"), "--policy", "best"]) == 2
+    assert "Fix: leave out --policy." in capsys.readouterr().err
     written = sorted((folder / "evaluations").iterdir())
     assert main([str(folder), *words, "latest", "--discount", "0.9"]) == 0
     assert sorted((folder / "evaluations").iterdir()) == written

@@ -59,6 +59,15 @@ def _in_a_folder_with_a_tiny_config(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     Path("tiny.gin").write_text(TINY)
 
 
+@pytest.mark.parametrize("option", ["--check", "--print-config", "--test-run", "--run-name=x"])
+def test_options_of_runs_that_are_no_trials_are_refused(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*WORDS, "--trials", "2", option])
+    assert f"Fix: remove {'--seeds' if 'name' in option else '--check'}" in capsys.readouterr().err
+
+
 @pytest.fixture
 def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
     """The dry run before the trials is skipped."""

@@ -110,7 +110,8 @@ def test_a_preset_has_the_same_pace_and_epochs_with_actors(
 
 
 def test_threads_and_workers_of_actors_can_be_chosen() -> None:
-    assert "Experiment.torch_threads=1" not in ActorSpec(["Experiment.torch_threads=3"], 1).words()
+    for chosen in ("Experiment.torch_threads=3", "Experiment.torch_threads = 3"):
+        assert "Experiment.torch_threads=1" not in ActorSpec([chosen], 1).words()
     assert "AsyncVectorEnv.num_workers=1" in ActorSpec([], 10_000).words(num_per_machine=10_000)
     assert not any("num_workers" in word for word in ActorSpec([], 10_000).words())
     with cleared_config():
