@@ -46,6 +46,7 @@ from .checkpoint.record import (
     environments_to_json,
     known_bindings,
     record_run,
+    settings_from_python,
 )
 from .checkpoint.spaces import EnvSpaces
 from .checkpoint.start_from import WarmStart, as_branch, fetched
@@ -599,6 +600,7 @@ class Experiment(Settings):
             types={name: getattr(self, name) for name in names},
             max_seq_len=self.max_seq_len,
             config_hash=self.config_hash,
+            passed=settings_from_python(self),
         )
 
     def _make_uploads(self) -> Uploads:

@@ -181,6 +181,11 @@ class MixerBlock(ResidualBlock):
 
     def __init__(self, settings: BlockSettings, mixer: Mixer, short_conv: int | None = None) -> None:
         super().__init__(settings)
+        if not hasattr(mixer, "state_shapes"):
+            raise TypeError(
+                f"{type(mixer).__name__} has no state_shapes, the shapes of its memory. Fix: set them in its "
+                'constructor, such as self.state_shapes = {"mean": (d_model,)}.'
+            )
         self.mixer, self.context_len, self.state_shapes = mixer, mixer.context_len, mixer.state_shapes
         width = mixer.short_conv if short_conv is None else short_conv
         self.conv = ShortConv(settings.d_model, width) if width else None

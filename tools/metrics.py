@@ -235,6 +235,14 @@ def page() -> str:
         "`env_steps` and",
         "`gradient_steps`; TensorBoard and W&B have the same names. This page is the output of",
         "`python -m loxodon.tools.metrics`, which also accepts names of metrics.",
+        "",
+        "In pandas, each record is a row, and the columns of other kinds of metrics are empty. A run that",
+        "stops at a target evaluates twice after its last env step:",
+        "",
+        "```python",
+        'rows = pd.read_json("runs/tmaze/logs/metrics.jsonl", lines=True)',
+        'curve = rows.dropna(subset=["val/return"]).drop_duplicates("env_steps", keep="last")',
+        "```",
     ]
     for group, (about, known) in METRICS.items():
         wrapped = textwrap.fill(about, 120, break_long_words=False, break_on_hyphens=False)

@@ -35,7 +35,7 @@ from ...nets import TrajEncoder, TstepEncoder
 from ..config import registry
 from ..config.reading import Binding, Reference, bindings_in, parse_statements, references_in, without_macros
 from ..config.registry import cleared_config
-from ..process.transfer import to_device
+from ..process.transfer import to_device, to_host
 from ..process.versions import version_of
 from .policy_file import PolicyInfo, check_fit, fit_weights, read_json, read_policy
 from .recipes import from_json, name_of
@@ -155,6 +155,14 @@ class LoadedPolicy:
         if self._is_single:
             return env_actions[0]
         return np.asarray(env_actions, self.action_space.dtype)
+
+    @property
+    def memory(self) -> dict[str, np.ndarray]:
+        """Copies of what the policy remembers, (N, ...) by name: states of a GRU, keys of a Transformer.
+
+        Raises: NotImplementedError for an encoder without `export_hidden_state`.
+        """
+        return to_host(self.agent.export_hidden_state(self._hidden))
 
     def _take_rewards(self, rewards: Any, first: np.ndarray) -> None:
         """Add rewards and time indices to the inputs of the policy, which are 0 where an episode begins."""

@@ -32,6 +32,11 @@ def to_json(thing: Any) -> Any:
     if (write := _WRITERS.get(type(thing))) is not None:
         return write(thing)
     name = getattr(thing, "__qualname__", repr(thing))
+    if not isinstance(thing, type | FunctionType | BuiltinFunctionType):
+        raise TypeError(
+            f"{name} is an object ({type(thing).__name__}). Fix: set it by gin (the second argument of "
+            "load_config), which records it."
+        )
     raise TypeError(
         f"{name} ({type(thing).__name__}) cannot be imported by another process. Fix: define it at the top "
         "of a module."

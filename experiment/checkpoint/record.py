@@ -6,10 +6,11 @@ import difflib
 import json
 import logging
 import platform
+import re
 import time
 import tokenize
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 import gin
@@ -69,25 +70,61 @@ class RunRecord:
 
 
 def record_run(
-    *, spaces: EnvSpaces, types: Mapping[str, Any], max_seq_len: int, config_hash: str
+    *,
+    spaces: EnvSpaces,
+    types: Mapping[str, Any],
+    max_seq_len: int,
+    config_hash: str,
+    passed: Mapping[str, Any] | None = None,
 ) -> RunRecord:
     """The record of a run in this process, with the current gin configuration.
 
-    types: classes or functions by field of Experiment.
+    types: classes or functions by field of Experiment. passed: see `settings_from_python`.
     """
     names = {name: type_to_json(thing) for name, thing in types.items()}
-    texts = gin.operative_config_str(), gin.config_str()
-    unnamed = [name for name, value in names.items() if value is None]
-    unnamed = [name for name in unnamed if f"Experiment.{name} =" not in texts[0]]  # these have a name in gin
-    if unnamed:
-        logger.warning(
-            "The policy files of this run do not record how to create %s, because another process cannot "
-            "import it or one of its arguments. Fix: define it at the top of a module, or call "
-            "load_policy(..., types={%r: ...}).",
-            " and ".join(f"{name} = {types[name]!r}" for name in unnamed),
-            unnamed[0],
-        )
-    return RunRecord(*texts, config_hash, spaces, names, int(max_seq_len))
+    config, requested = (
+        _with_settings(text, passed or {}) for text in (gin.operative_config_str(), gin.config_str())
+    )
+    for name, value in names.items():
+        if value is None and f"Experiment.{name} =" not in config:  # those in gin have a name
+            logger.warning(
+                "The policy files of this run do not record how to create %s = %r: %s Otherwise call "
+                "load_policy(..., types={%r: ...}).",
+                name,
+                types[name],
+                _why_unwritable(types[name]),
+                name,
+            )
+    return RunRecord(config, requested, config_hash, spaces, names, int(max_seq_len))
+
+
+def settings_from_python(exp: Any) -> dict[str, Any]:
+    """Settings that a script passed to Experiment, by `Experiment.name`, as far as gin can write them.
+
+    exp: a dataclass instance, made in this process. Environments are recorded in versions.json instead.
+    """
+    others = {"make_train_env", "make_val_env"}
+    others |= {name.partition(".")[2] for name in bindings_of(gin.operative_config_str())}
+    others |= {one.name for one in fields(exp) if one.default_factory is not MISSING}  # variables
+    values = {one.name: getattr(exp, one.name) for one in fields(exp) if one.name not in others}
+    return {f"Experiment.{name}": one for name, one in values.items() if registry.can_be_written(one)}
+
+
+def _with_settings(text: str, settings: Mapping[str, Any]) -> str:
+    """A gin text in which these settings replace those of the same names."""
+    for name in settings:
+        lines = rf"^{re.escape(name)} =.*\n(?:    .*\n)*"  # gin continues long values with four spaces
+        text = re.sub(lines, "", text, flags=re.MULTILINE)
+    added = [f"{name} = {value!r}\n" for name, value in settings.items()]
+    return "".join([text, *["\n# Passed from Python:\n"] * bool(added), *added])
+
+
+def _why_unwritable(thing: Any) -> str:
+    try:
+        to_json(inside_gin(thing))
+    except TypeError as error:
+        return str(error)
+    return ""
 
 
 def environments_to_json(**fields: Any) -> Any:
@@ -148,7 +185,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
     def compared(record: Mapping[str, Any]) -> list[str]:
         packages = {**record["packages"], "python": record.get("python")}
-        ignored = ("#", "Experiment.seed = ")  # a resumed run keeps its own seed
+        # A resumed run keeps its own seed, and its folder may have moved.
+        ignored = ("#", "Experiment.seed = ", "Experiment.ckpt_base_dir = ")
         settings = [line for line in record["config_requested"].splitlines() if line]
         versions = [f"{name} {packages.get(name)}" for name in _COMPARED]
         return [*versions, *(line for line in settings if not line.startswith(ignored))]

@@ -98,7 +98,7 @@ def load_config(
     Args:
         configs: paths of .gin files, names of presets, or texts; or a single path or name.
         overrides: `Name.param=value`, or a pair of that and the argument to name in errors; or values by
-            `Name.param`.
+            `Name.param`, where a text that begins with @ or % is a reference.
         root: the configurable that will be called.
         is_complete: True if it will be called with only the arguments that gin supplies, so that required
             ones have to be there.
@@ -110,7 +110,7 @@ def load_config(
     _loaded = None
     configs = [configs] if isinstance(configs, str) else configs
     if isinstance(overrides, Mapping):
-        overrides = [f"{name}={value!r}" for name, value in overrides.items()]
+        overrides = [f"{name}={_in_gin(name, value)}" for name, value in overrides.items()]
     overrides = [overrides] if isinstance(overrides, str) else overrides
     source = read_source(configs, [(text, text) if isinstance(text, str) else text for text in overrides])
     source.bindings = [binding for binding in source.bindings if not is_ignored(binding)]
@@ -125,6 +125,18 @@ def load_config(
         gin.bind_parameter((b.scope, b.selector, b.param), value)
     _loaded = LoadedConfig(tuple(bindings), start, source)
     return _loaded
+
+
+def _in_gin(name: str, value: Any) -> str:
+    """A value as gin writes it. Raises: ConfigError for an object, which gin cannot write."""
+    if isinstance(value, str) and value.startswith(("@", "%")):
+        return value
+    if not registry.can_be_written(value):
+        raise ConfigError(
+            f"{name} is {value!r}, but load_config takes numbers, texts, lists and dicts. Fix: write a "
+            f'reference, such as {{"{name}": "@NStep()", "NStep.n": 3}}.'
+        )
+    return repr(value)
 
 
 def unused_settings() -> str:

@@ -57,6 +57,22 @@ class Configurable:
         """
         return {p.name: p for p in self._parameters() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
 
+    @property
+    def passed_on(self) -> dict[str, inspect.Parameter] | None:
+        """Parameters of the base classes that get its other keywords; None if these cannot be known.
+
+        A class with arbitrary keywords passes them to the next configurable base class.
+        """
+        found: dict[str, inspect.Parameter] = {}
+        if not (self.is_class and self.takes_any):
+            return None
+        for base in inspect.getmro(typing.cast("type", self.wrapped))[1:]:
+            if (known := find_object(base)) is not None:
+                found |= known.params
+                if not known.takes_any:
+                    return found
+        return None
+
     def can_set(self, param: str) -> bool:
         """False if the code supplies the value of a parameter, so that gin may not."""
         denied, allowed = self.entry.denylist or (), self.entry.allowlist

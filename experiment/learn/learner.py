@@ -82,18 +82,25 @@ def masked_losses(
         Length", the places L of a row, "Batch Size (in Timesteps)", those of all rows, and "Unmasked Batch
         Size (in Timesteps)", the real transitions in them (a scalar tensor); and the agent's metrics under
         their own names.
-    Raises: ValueError for an edited mask of another shape or dtype, or an extra term of another shape.
+    Raises: ValueError for an edited mask of another shape or dtype, or a metric or extra term of another
+        shape.
     """
     counts = batch.mask if terms.mask is None else terms.mask
     actor_mask = _edited("edit_actor_mask", edit_actor_mask, batch, terms.actor, counts)
     critic_mask = _edited("edit_critic_mask", edit_critic_mask, batch, terms.critic, counts)
+    for name, value in terms.metrics.items():
+        if not _is_scalar(value):
+            raise ValueError(
+                f"LossTerms.metrics[{name!r}] has the shape {tuple(value.shape)}, but must be a single "
+                "number. Fix: take the mean over the timesteps of transitions.mask."
+            )
     extra: dict[str, Tensor] = {}
     for name, loss in terms.extra.items():
         if loss.shape[:2] != batch.mask.shape[:2]:
             raise ValueError(
-                f"LossTerms.extra[{name!r}] has the shape {tuple(loss.shape)}, but the batch has "
-                f"{tuple(batch.mask.shape[:2])} sequences and timesteps. Fix: return the losses of each "
-                "timestep, without taking the mean."
+                f"LossTerms.extra[{name!r}] has the shape {tuple(loss.shape)}, but must begin with "
+                f"{tuple(batch.mask.shape[:2])}, the sequences and timesteps of the batch. Fix: return a "
+                "loss for each timestep (0 where there is none), without taking the mean."
             )
         edit = None if edit_extra_mask is None else _for_term(edit_extra_mask, name)
         mask = _edited("edit_extra_mask", edit, batch, loss, counts)

@@ -187,7 +187,9 @@ def test_the_command_of_a_run_that_an_impossible_setting_ended_does_not_continue
 
 def test_an_extra_loss_is_not_a_mean(tmp_path: Path) -> None:
     terms = LossTerms(torch.zeros(4, 8, 1, 1), torch.zeros(4, 8, 1, 1, 1), extra={"mean": torch.zeros(4)})
-    with pytest.raises(ValueError, match=r"extra\['mean'\] has the shape \(4,\), .*\(4, 8\) sequences.*Fix:"):
+    with pytest.raises(
+        ValueError, match=r"extra\['mean'\] has the shape \(4,\), .*\(4, 8\), the sequences.*Fix:"
+    ):
         masked_losses(pad_batch(TRAJECTORIES), terms)
 
 

@@ -21,7 +21,7 @@ from gymnasium import spaces
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from loxodon.agents import Agent, BaseAgent
+from loxodon.agents import Agent, BaseAgent, NStep
 from loxodon.envs import EnvSpec, TMazePassive, Tokens, make_vector_env, resolve_env
 from loxodon.experiment import Experiment, load_policy
 from loxodon.experiment.checkpoint.store import MARKER, contents
@@ -656,6 +656,17 @@ def test_a_partial_is_stored_with_its_arguments(tmp_path: Path, caplog: pytest.L
     assert policy.agent.state_dict().keys() == exp.policy.state_dict().keys()
     assert policy.agent.traj_encoder.emb_dim == 8
     assert "do not record how to create" not in caplog.text
+    before = policy.memory["h"]
+    assert before.shape == (1, 2, 8)
+    policy.act(policy.observation_space.sample())
+    assert not np.array_equal(policy.memory["h"], before)
+
+
+def test_an_object_as_an_argument_of_a_type_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from_python(tmp_path, agent_type=partial(Agent, returns=NStep(n=3)))
+    assert "NStep(n=3) is an object (NStep). Fix: set it by gin" in caplog.text
 
 
 def wrapped(make: Any) -> Any:

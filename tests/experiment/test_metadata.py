@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from loxodon.agents import LinearSchedule
 from loxodon.data import DiskTrajDataset, DoNothingDataset, HindsightRelabeler, MixtureOfDatasets
 from loxodon.envs import EnvSpec, Tokens
-from loxodon.experiment import Experiment
+from loxodon.experiment import Callback, Experiment
 from loxodon.experiment.checkpoint.policy_file import POLICY_FORMAT, plain_tensors, read_info, read_policy
 from loxodon.experiment.checkpoint.record import bindings_of
 from loxodon.experiment.checkpoint.spaces import EnvSpaces, space_differences, space_from_json, space_to_json
@@ -140,15 +140,34 @@ def test_differing_settings_are_shown_as_a_short_diff(
     exp: Experiment, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     many = "".join(f"M{i} = {i}\n" for i in range(20))
-    gin.parse_config(f"Experiment.epochs = 9\nExperiment.seed = 2\n{many}")
-    requested = gin.config_str().replace("M3 = 3", "M3 = 4").replace("seed = 2", "seed = 1")
-    change_metadata(exp, config_requested=requested.replace("Experiment.epochs = 9\n", ""))
+    gin.parse_config(f"Experiment.grad_clip = 9\nExperiment.seed = 2\n{many}")
+    requested = started(tmp_path).record.config_requested.replace("M3 = 3", "M3 = 4")
+    requested = requested.replace("seed = 2", "seed = 1").replace("Experiment.grad_clip = 9\n", "")
+    change_metadata(exp, config_requested=requested)
     started(tmp_path).load_checkpoint()
     (warning,) = (text for text in warnings_of(caplog) if "settings differ" in text)
-    assert warning.splitlines()[1:] == ["  -M3 = 4", "  +M3 = 3", "  +Experiment.epochs = 9"]
+    assert warning.splitlines()[1:] == ["  -M3 = 4", "  +M3 = 3", "  +Experiment.grad_clip = 9"]
     change_metadata(exp, config_requested="")
     started(tmp_path).load_checkpoint()
     assert warnings_of(caplog)[-1].splitlines()[-1].startswith("  and ")
+
+
+def test_settings_from_python_are_recorded_and_replace_those_of_gin(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gin.parse_config("Experiment.learning_rate = 0.5\nExperiment.grad_clip = 3.0")
+    exp = run(make_experiment(tmp_path, learning_rate=0.25, callbacks=[Callback]))
+    for path in (exp.checkpoints.config_path, exp.checkpoints.requested_path):
+        found = bindings_of(path.read_text())
+        assert found["Experiment.learning_rate"] == "0.25"
+        assert found["Experiment.max_seq_len"] == repr(exp.max_seq_len)
+        assert found["Experiment.grad_clip"] == "3.0"
+        assert not {"Experiment.make_train_env", "Experiment.callbacks"} & found.keys()
+    other = make_experiment(tmp_path, learning_rate=0.125, epochs=exp.epochs)
+    other.start(resume=True)
+    (warning,) = (text for text in warnings_of(caplog) if "settings differ" in text)
+    assert "-Experiment.learning_rate = 0.25\n  +Experiment.learning_rate = 0.125" in warning
+    other.close()
 
 
 # --- published policies ---------------------------------------------------------------------------------

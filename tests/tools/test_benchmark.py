@@ -101,6 +101,7 @@ def test_an_agent_of_a_user_replaces_ours_and_is_compared_with_it(
     own = ["--config", "mine.gin", "--name", "mine", "Agent.tau=0.01", "--env-steps", "4000"]
     assert main(["memory", "recall", "recall_reverse", "--seeds", "0", *own]) == 1
     assert "recall_reverse-seed0 failed (exit status 7), log benchmark/memory/mine" in capsys.readouterr().out
+    assert main(["memory", "recall", "--seeds", "0", *own]) == 0
     assert checked == [SUITES["memory"].tasks["recall"]]
     words = words_of("mine", "recall-seed0")
     assert words[:2] == ["--config", "mine.gin"]
@@ -112,6 +113,9 @@ def test_an_agent_of_a_user_replaces_ours_and_is_compared_with_it(
     assert main(["memory", "recall", "--seeds", "0", *again]) == 1
     error = capsys.readouterr().err
     assert "only one of the two has Experiment.epochs=10, Experiment.epochs=20. Fix: choose another" in error
+    Path("mine.gin").write_text("include 'base_offpolicy.gin'\nExperiment.parallel_actors = 4\nTAU = 0.5\n")
+    assert main(["memory", "recall", "--seeds", "0", *own]) == 1
+    assert "recall-seed0.json was made before mine.gin changed. Fix: choose" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_in_a_folder")

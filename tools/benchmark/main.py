@@ -7,6 +7,7 @@ of all runs, and `SUITE.md` is the page.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -62,7 +63,11 @@ class Benchmark:
         Raises: ValueError, before any run, if a stored run has other settings.
         """
         words = {name: self.words_of(SUITES[self.suite].tasks[name]) for name in tasks}
-        runs = [Run(self.suite, name, self.name, seed, [], *words[name]) for seed in seeds for name in tasks]
+        runs = [
+            Run(self.suite, name, self.name, seed, [], *words[name], digests=_digests(words[name][0]))
+            for seed in seeds
+            for name in tasks
+        ]
         missing = [run for run in runs if not self._is_stored(run)]
         jobs = (job for run in missing if (job := self._job(run)) is not None)
         return run_jobs(jobs, self.num_jobs, self._on_end)
@@ -124,6 +129,12 @@ class Benchmark:
                 f"{path} was made with other settings; only one of the two has {', '.join(differ)}. "
                 "Fix: choose another --name or -o, or delete that file."
             )
+        changed = [name for name, digest in found.digests.items() if run.digests.get(name) != digest]
+        if changed:
+            raise ValueError(
+                f"{path} was made before {', '.join(changed)} changed. Fix: choose another --name or -o, or "
+                f"delete that file and {self.folder / self.name / 'runs' / path.stem}."
+            )
         return True
 
     def _on_end(self, job: Job, status: int) -> None:
@@ -134,7 +145,10 @@ class Benchmark:
             run_command.say(f"{run_name} was interrupted")
         elif status or not points:
             why = f"exit status {status}" if status else f"no {metric} in its logs"
-            run_command.say(f"{run_name} failed ({why}), log {job.run_dir / 'logs' / 'console.log'}")
+            log = job.run_dir / "logs" / "console.log"
+            lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []
+            last = next((line for line in reversed(lines) if line.strip()), "")
+            run_command.say(f"{run_name} failed ({why}), log {log}: {last}")
             self.failed.append(run_name)
         else:
             curve = [
@@ -147,6 +161,12 @@ class Benchmark:
             store(run, self.folder)
             run_command.say(f"{run_name} has a score of {run.score:.4g}")
         lock.release()
+
+
+def _digests(configs: Sequence[str]) -> dict[str, str]:
+    """Digests of the gin files among configs; presets change with the library, whose commit is stored."""
+    files = {config: Path(config) for config in configs if Path(config).is_file()}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for name, path in files.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -203,7 +203,7 @@ def section_of(suite: Suite, agents: Agents, picture: str) -> str:
 def page_of(suite_name: str, agents: Agents, picture: str) -> str:
     """A whole page."""
     suite = SUITES[suite_name]
-    command = f"`loxodon benchmark {suite_name}` makes these runs and this page."
+    command = f"Runs of `loxodon benchmark {suite_name}`; their files name the settings and budgets."
     parts = [
         f"# {suite.title}",
         filled(suite.about),

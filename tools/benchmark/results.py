@@ -29,7 +29,8 @@ class Run:
 
     curve: evaluations [env steps, updates, seconds, value], in order. configs and settings: those of
     the agent and of the task. stopped_at: the target at which an older run ended before its budget; None in
-    new runs, which use all of it. versions: packages and the commit. machine: see `hardware`.
+    new runs, which use all of it. versions: packages and the commit. machine: see `hardware`. digests: of
+    the contents of gin files among the configs, by name.
     """
 
     suite: str
@@ -42,6 +43,7 @@ class Run:
     stopped_at: float | None = None
     versions: dict[str, str | None] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
 
     @property
     def values(self) -> np.ndarray:
