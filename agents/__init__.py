@@ -20,6 +20,7 @@ from .multi_task import MultiTaskAgent
 from .off_policy import OffPolicyAgent, Values
 from .on_policy import Evaluation, OnPolicyAgent
 from .parts import (
+    ActByReturn,
     FixedUnits,
     LambdaReturns,
     NStep,
@@ -49,6 +50,7 @@ from .schedules import (
 
 __all__ = [
     "GAE",
+    "ActByReturn",
     "ActOutput",
     "AdvantageNorm",
     "Agent",

@@ -82,7 +82,7 @@ class DQNAgent(OffPolicyAgent):
         self.double_q = double_q
 
     def policy(self, state: Tensor) -> PolicyDistribution:
-        return GreedyPolicy(self.all_values(self.critics, state).mean(-3)[..., self.acting_discount, :])
+        return GreedyPolicy(self.of_acting(self.all_values(self.critics, state).mean(-3)))
 
     def losses(self, transitions: Transitions, with_metrics: bool) -> LossTerms:
         with torch.no_grad():

@@ -27,7 +27,7 @@ from ..nets import (
 from ..nets.mlp import require_positive
 from .base import BaseAgent, LossTerms
 from .masks import masked_mean
-from .parts import NStep, PopArt, RandomSubset, Returns, Steps, ValueScale, WeighByAdvantage
+from .parts import ActByReturn, NStep, PopArt, RandomSubset, Returns, Steps, ValueScale, WeighByAdvantage
 
 TRAINING_DISCOUNTS = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995)  # Grigsby et al. 2023
 
@@ -122,6 +122,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         num_actions_for_value_in_actor_loss: the same in the actor's loss.
         values: turns outputs of critics into values (PopArt, PlainValues, FixedUnits or SummedValues).
         loss_weights: weights of the losses of each discount, see WeighByAdvantage; None for equal weights.
+        acting: chooses the discount whose policy acts, see ActByReturn; None for gamma.
         actor_type: builds the policy head.
         critic_type: builds the critics.
         **shared: settings of BaseAgent.
@@ -131,8 +132,9 @@ class OffPolicyAgent(BaseAgent, ABC):
 
     has_actor: ClassVar[bool] = True
     has_target_actor: ClassVar[bool] = False
-    acting_discount: int = -1
-    """Index of the discount whose policy acts, see `act_for`."""
+    acting_discount: int | Tensor | None = None
+    """Index of the discount whose policy acts, or of that of each environment, (N,) int64; None for the usual
+    one, see `acting` and `act_for`."""
 
     def __init__(  # noqa: PLR0913 - every keyword is a gin setting
         self,
@@ -149,6 +151,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         num_actions_for_value_in_actor_loss: int = 1,
         values: ValueScale = PopArt(),
         loss_weights: WeighByAdvantage | None = None,
+        acting: ActByReturn | None = None,
         actor_type: Callable[..., nn.Module] = Actor,
         critic_type: Callable[..., CriticEnsemble] = CriticEnsemble,
         **shared: Any,
@@ -160,12 +163,14 @@ class OffPolicyAgent(BaseAgent, ABC):
             returns=returns,
             values=values,
             loss_weights=loss_weights,
+            acting=acting,
         )
         discounts = [*training_discounts, gamma]
         self.tau, self.critic_subset = tau, critic_subset
         self.returns = returns if self.is_discrete else returns.of_continuous_actions()
         # Agents that are made with the same part do not share its statistics.
         self.values, self.loss_weights = copy.deepcopy(values), copy.deepcopy(loss_weights)
+        self.acting = copy.deepcopy(acting)
         self.reward_multiplier = reward_multiplier
         self.num_actions_for_value_in_critic_loss = num_actions_for_value_in_critic_loss
         self.num_actions_for_value_in_actor_loss = num_actions_for_value_in_actor_loss
@@ -174,6 +179,8 @@ class OffPolicyAgent(BaseAgent, ABC):
         self.values.build(discounts)
         if self.loss_weights is not None:
             self.loss_weights.build(discounts)
+        if self.acting is not None:
+            self.acting.build(discounts)
         self.discounts: Tensor
         column = torch.tensor(discounts, dtype=torch.float32)[:, None]
         self.register_buffer("discounts", column, persistent=False)
@@ -204,7 +211,18 @@ class OffPolicyAgent(BaseAgent, ABC):
         return self.burn_in > 0
 
     def policy(self, state: Tensor) -> PolicyDistribution:
-        return self.distribution(self.actor(state).params[..., self.acting_discount, :])
+        return self.distribution(self.of_acting(self.actor(state).params))
+
+    def of_acting(self, x: Tensor) -> Tensor:
+        """The entries (..., P) of x (..., G, P) that belong to the discount that acts."""
+        index = self.acting_discount
+        if index is None:
+            index = -1 if self.acting is None else self.acting.best
+        if isinstance(index, int):
+            return x[..., index, :]
+        if index.ndim == 0:
+            return x.index_select(-2, index.view(1)).squeeze(-2)
+        return x[torch.arange(len(x), device=x.device), index]
 
     def act_for(self, discount: float) -> None:
         """Let the policy of another discount act, to find out which horizons have been learned.
@@ -541,6 +559,7 @@ def _require_parts(name: str, **parts: Any) -> None:
         "returns": (Returns, "@NStep()"),
         "values": (ValueScale, "@PopArt()"),
         "loss_weights": (WeighByAdvantage | None, "@WeighByAdvantage()"),
+        "acting": (ActByReturn | None, "@ActByReturn()"),
     }
     for setting, part in parts.items():
         kind, example = kinds[setting]

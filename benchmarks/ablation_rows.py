@@ -306,6 +306,9 @@ ROWS = {
     "published_beta2": Row("our decay of the second moment of 0.98", "0.999", ("AdamW.beta2=0.999",)),
     "published_learning_rate": Row("our learning rate of 1e-3", "1e-4", ("Experiment.learning_rate=1e-4",)),
     "published_lr_warmup": Row("our warm-up of 100 updates", "500", ("Experiment.lr_warmup_steps=500",)),
-    # A part that was off by default
+    # Parts that are off by default, or were
     "action_memory": Row("nothing; adds a memory of actions", "", None),
+    "act_by_return": Row(
+        "the last discount acts", "the one with the best returns", ("Agent.acting=@ActByReturn()",)
+    ),
 }

@@ -381,6 +381,13 @@ class Experiment(Settings):
         if (own := getattr(self._policy, "obs_space", self.obs_space)) is not self.obs_space:
             # The agent adds observations of its own.
             self.dataset.expect(build.layout_of(own, self.action_space))
+        if getattr(self._policy, "acting", None) is not None and not self.ctx.role.does_both:
+            name = type(self._policy).__name__
+            raise ValueError(
+                f"{name}.acting is set, but a learner does not see the episodes of its actors, and an actor "
+                f"does not decide which policy is stored. Fix: set {name}.acting = None with --actors, or "
+                "train in one process."
+            )
         optimizer = self.hooks.around("optimizer_init", self.init_optimizer, self._policy)
         if self.compile_learning:
             self._policy.compile_learning()
@@ -780,7 +787,7 @@ class Experiment(Settings):
         if self.ctx.role.is_actor:
             metrics |= self.published.metrics() | self.pace.metrics()
         speed = {"time/collect_s": elapsed_s, "time/env_steps_per_s": taken / elapsed_s}
-        self.log({**metrics, **speed, **stages})
+        self.log({**metrics, **collector.metrics, **speed, **stages})
         if self.test_run:
             collector.flush()  # so few steps may not end any episode
         return metrics

@@ -60,7 +60,10 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
         "end since the last reset of all environments (the start of a run, "
         "`Experiment.force_reset_train_envs_every`, `CheckpointManager.exact_resume`). Until then, means "
         "are too low if long episodes are the good ones. `val/` does not have this bias.",
-        _EPISODES,
+        {
+            **_EPISODES,
+            "acting_discount": "discount whose policy has the best recent returns (`Agent.acting`)",
+        },
     ),
     "val": (
         "Episodes of an evaluation (`Experiment.val_interval`): all that began within "

@@ -4,10 +4,12 @@
     V'   = critic_subset(Q')              critic_subset.py: RandomSubset
     Q    = values(outputs)                values.py: PopArt (published), PlainValues, FixedUnits, SummedValues
     loss = loss_weights (Q - y)^2 / s^2   loss_weights.py: WeighByAdvantage (published: none), s from values
+    pi   = acting(pi_g)                   acting.py: ActByReturn (published: none, the last discount acts)
 
 `docs/algorithm.md` has the equations side by side, the effect of each part and how to switch it off.
 """
 
+from .acting import ActByReturn
 from .critic_subset import RandomSubset
 from .loss_weights import WeighByAdvantage
 from .returns import (
@@ -25,6 +27,7 @@ from .returns import (
 from .values import FixedUnits, PlainValues, PopArt, SummedValues, ValueScale
 
 __all__ = [
+    "ActByReturn",
     "FixedUnits",
     "LambdaReturns",
     "Lookahead",

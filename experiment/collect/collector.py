@@ -14,7 +14,7 @@ import gin
 import numpy as np
 import torch
 
-from ...agents import BaseAgent, RolloutHooks
+from ...agents import BaseAgent, OffPolicyAgent, RolloutHooks
 from ...data.sink import Arrays, Sink
 from ...envs import ActionCode, ExplorationWrapper, Histories
 from ...envs.returned import merged
@@ -23,7 +23,8 @@ from ..process.transfer import to_device, to_host
 logger = logging.getLogger("loxodon")
 _STEP_STAGES = ("policy", "env", "store")
 _LIMIT_FACTOR, _LIMIT_SLACK = 10, 1_000  # see `episode_limit`
-_RL2S, _TIMES, _FRESH, _ACTIONS = "/rl2s", "/time_idxs", "/fresh", "/actions"  # keys that no observation has
+# keys that no observation has
+_RL2S, _TIMES, _FRESH, _ACTIONS, _DISCOUNTS = "/rl2s", "/time_idxs", "/fresh", "/actions", "/discounts"
 _MIN_PROB = 1e-30  # instead of 0 for an action that noise chose and a greedy policy never takes
 _HOW_TO_OFFER_STATE = (
     "define both there or in a wrapper around it (loxodon.envs.ClassicControlState does so for gymnasium's "
@@ -80,6 +81,8 @@ class RolloutState:
         fresh: (N,) bool, rows whose memory is reset before the agent acts; None if there are none.
         actions: those of the step under way (or interrupted), see ActionCode; None between steps.
         extras: further outputs of the agent at that step, each (N, ...).
+        discounts: (N,) int64, index of the discount whose policy acts; None if the agent has no choice.
+        returns: (N,) float, returns of the running episodes, if it has.
     """
 
     obs: Arrays
@@ -90,6 +93,8 @@ class RolloutState:
     fresh: np.ndarray | None = None
     actions: np.ndarray | None = None
     extras: Arrays = field(default_factory=dict)
+    discounts: np.ndarray | None = None
+    returns: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
 @dataclass
@@ -218,11 +223,19 @@ class Collector:
         self._is_async = hasattr(envs, "step_async")
         self.action_code = ActionCode(envs.single_action_space)
         self.hooks = RolloutHooks(agent, list(envs.single_observation_space.spaces))
+        self._choice = agent.acting if is_training and isinstance(agent, OffPolicyAgent) else None
         if save_env_state and (problem := self._storage_problem()) is not None:
             raise ValueError(
                 f"{problem}, which Collector.save_env_state needs. Fix: {_HOW_TO_OFFER_STATE}, or set "
                 "Collector.save_env_state = None to begin new episodes on resume."
             )
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The discount that has the best returns so far, if the agent has a choice."""
+        if self._choice is None or not isinstance(self.agent, OffPolicyAgent):
+            return {}
+        return {"collect/acting_discount": round(float(self.agent.discounts[self._choice.best]), 6)}
 
     @property
     def has_begun(self) -> bool:
@@ -249,6 +262,7 @@ class Collector:
                 env_names=list(group.envs.env_names),
                 hidden_state=hidden_state,
             )
+            self._choose_discounts(group.state)
             group.begin_trajectories(np.arange(group.num_envs))
 
     def continue_from(self, states: Sequence[RolloutState]) -> None:
@@ -364,15 +378,19 @@ class Collector:
         given = {**state.obs, _RL2S: state.rl2s, _TIMES: state.time_idxs}
         if state.fresh is not None:
             given[_FRESH] = state.fresh
+        if state.discounts is not None:
+            given[_DISCOUNTS] = state.discounts
         seen = to_device(given, self.device)
         rl2s, time_idxs, fresh = seen.pop(_RL2S), seen.pop(_TIMES), seen.pop(_FRESH, None)
+        discounts = seen.pop(_DISCOUNTS, None)
         inputs = (seen, rl2s, time_idxs, self._updated_hidden_state(group, state, fresh))
-        if group.sinks:
-            output = self.agent.act(*inputs, self.sample)
-            chosen, state.hidden_state, extras = output.actions, output.hidden_state, output.extras
-        else:  # further outputs of the agent are not stored
-            chosen, state.hidden_state = self.agent.get_actions(*inputs, self.sample)
-            extras = {}
+        with self._acting_for(discounts):
+            if group.sinks:
+                output = self.agent.act(*inputs, self.sample)
+                chosen, state.hidden_state, extras = output.actions, output.hidden_state, output.extras
+            else:  # further outputs of the agent are not stored
+                chosen, state.hidden_state = self.agent.get_actions(*inputs, self.sample)
+                extras = {}
         chosen = chosen if self.action_code.has_integers else chosen.float()
         state.extras = to_host({**extras, _ACTIONS: chosen})
         actions = state.extras.pop(_ACTIONS)
@@ -384,6 +402,38 @@ class Collector:
         if (probs := state.extras.pop("action_probs", None)) is not None:
             state.extras["log_probs"] = _log_probs(probs, actions, noise, allowed)
         return actions
+
+    @contextlib.contextmanager
+    def _acting_for(self, discounts: torch.Tensor | None) -> Iterator[None]:
+        """Let the policies of these discounts act, (N,) int64, one per env; None changes nothing."""
+        if discounts is None:
+            yield
+            return
+        assert isinstance(self.agent, OffPolicyAgent)
+        before, self.agent.acting_discount = self.agent.acting_discount, discounts
+        try:
+            yield
+        finally:
+            self.agent.acting_discount = before
+
+    def _choose_discounts(self, state: RolloutState) -> None:
+        """Choose the discounts whose policies act in all envs, if the agent has a choice."""
+        if self._choice is not None:
+            num_envs = len(state.rl2s)
+            state.discounts, state.returns = self._choice.draw(num_envs), np.zeros(num_envs)
+
+    def _judge_discounts(
+        self, state: RolloutState, rewards: np.ndarray, ended: np.ndarray, ignored: np.ndarray | None
+    ) -> None:
+        """Add the returns of ended episodes to the choice of discounts, and choose for the next episodes."""
+        if self._choice is None or state.discounts is None:
+            return
+        state.returns += rewards if ignored is None else np.where(ignored, 0.0, rewards)
+        rows = np.flatnonzero(ended)
+        if len(rows):
+            names = [state.env_names[row] for row in rows]
+            self._choice.add(state.discounts[rows], state.returns[rows], names)
+            state.returns[rows], state.discounts[rows] = 0.0, self._choice.draw(len(rows))
 
     def _updated_hidden_state(
         self, group: RolloutGroup, state: RolloutState, fresh: torch.Tensor | None = None
@@ -415,6 +465,7 @@ class Collector:
         ended, ignored = terminated | truncated, infos.get("_ignore")
         fresh, before = ended if ignored is None else ended | ignored, state.obs
         full = self._with_info(obs, before, fresh)
+        self._judge_discounts(state, rewards, ended, ignored)
         _count(group.histories, rewards, ended, ignored, state.env_names, infos, quota)
         # New arrays every step: the hidden state may still refer to the previous ones.
         rl2s = self._rl2s(rewards, actions)
@@ -561,6 +612,7 @@ class Collector:
                 None if group.exploration is None else group.exploration.state_dict() for group in self.groups
             ],
             "sinks": [[sink.state_dict() for sink in group.sinks] for group in self.groups],
+            "episodes": [] if self._choice is None else self._choice.episodes(),
         }
 
     def load_state_dict(self, state: dict[str, Any], *, seed: int | None = None) -> bool:
@@ -576,6 +628,7 @@ class Collector:
         Raises: ValueError if the sinks are not those of this run, or if save_env_state is True and the
         environments differ.
         """
+        self._set_episodes(state)
         now = [group.num_envs for group in self.groups]
         if (before := state.get("num_envs", now)) != now:
             return self.take_over(
@@ -616,6 +669,7 @@ class Collector:
 
         Raises: ValueError if save_env_state is True, or if the sinks are not those of this run.
         """
+        self._set_episodes(states[0])
         fix = f"Fix: resume with the {settings} of the earlier run, or set Collector.save_env_state = False"
         goes_on = self._begin_new_episodes(ValueError(f"{difference}. {fix}."))
         for i, group in enumerate(self.groups):
@@ -626,6 +680,10 @@ class Collector:
                 for sink, one in _pairs(group.sinks, saved):
                     sink.take_over(one, stores_pieces=stores_pieces and i == 0)
         return goes_on
+
+    def _set_episodes(self, state: dict[str, Any]) -> None:
+        if self._choice is not None:
+            self._choice.set_episodes(state.get("episodes", []))  # missing in old checkpoints
 
     def warn_of_cut_episodes(self, num_steps: int) -> None:
         """With exact_resume: warn if no episode has ended in the last `num_steps`, as all are cut now."""
@@ -662,6 +720,8 @@ class Collector:
             "env_names": list(state.env_names),
             "memory": self.agent.export_hidden_state(self._updated_hidden_state(group, state)),
             "running": group.histories.returns.running(),
+            "discounts": state.discounts,
+            "returns": state.returns,
         }
 
     def _restore_rollout(self, saved: Sequence[dict[str, Any]] | None, seed: int | None) -> bool:
@@ -684,7 +744,11 @@ class Collector:
             group.histories.returns.set_running(one["running"])
             rows = {name: value.to(self.device) for name, value in one["memory"].items()}
             names, hidden_state = list(one["env_names"]), self.agent.import_hidden_state(rows)
-            states.append(RolloutState(one["obs"], one["rl2s"], one["time_idxs"], names, hidden_state))
+            state = RolloutState(one["obs"], one["rl2s"], one["time_idxs"], names, hidden_state)
+            self._choose_discounts(state)
+            if state.discounts is not None and one.get("discounts") is not None:
+                state.discounts, state.returns = one["discounts"], one["returns"]
+            states.append(state)
         self.continue_from(states)
 
     def _begin_new_episodes(self, error: ValueError) -> bool:
