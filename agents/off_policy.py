@@ -133,8 +133,8 @@ class OffPolicyAgent(BaseAgent, ABC):
     has_actor: ClassVar[bool] = True
     has_target_actor: ClassVar[bool] = False
     acting_discount: int | Tensor | None = None
-    """Index of the discount whose policy acts, or of that of each environment, (N,) int64; None for the usual
-    one, see `acting` and `act_for`."""
+    """Index of the discount whose policy acts, or one index for each environment, (N,) int64. If it is None,
+    `acting` decides, or gamma is used; see `act_for`."""
 
     def __init__(  # noqa: PLR0913 - every keyword is a gin setting
         self,

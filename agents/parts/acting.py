@@ -50,13 +50,20 @@ class ActByReturn(nn.Module):
         check_count("ActByReturn.recent", recent)
         check_number("ActByReturn.explore", explore, lowest=0, highest=1)
         self.explore = explore
+        self._discounts: list[float] = []
         self._episodes: deque[tuple[int, float, str]] = deque(maxlen=recent)  # discount, return, environment
         self._means, self._deviations = np.zeros(1), np.ones(1)  # parameters of N(m_g, 1 / (n_g + 1)), (G,)
 
     def build(self, discounts: Sequence[float]) -> None:
         """Set the discounts of the agent, in the order of its policies."""
+        self._discounts = list(discounts)
         self.register_buffer("best", torch.tensor(len(discounts) - 1))
         self._means, self._deviations = np.zeros(len(discounts)), np.ones(len(discounts))
+
+    @property
+    def best_discount(self) -> float:
+        """The discount whose policy has the best recent returns."""
+        return self._discounts[int(self.best)]
 
     def draw(self, count: int) -> np.ndarray:
         """Indices of discounts for new episodes, (count,) int64; uses torch's global generator."""

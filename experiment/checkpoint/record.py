@@ -81,20 +81,23 @@ def record_run(
 
     types: classes or functions by field of Experiment. passed: see `settings_from_python`.
     """
-    names = {name: type_to_json(thing) for name, thing in types.items()}
+    names: dict[str, Any] = dict.fromkeys(types)
     config, requested = (
         _with_settings(text, passed or {}) for text in (gin.operative_config_str(), gin.config_str())
     )
-    for name, value in names.items():
-        if value is None and f"Experiment.{name} =" not in config:  # those in gin have a name
-            logger.warning(
-                "The policy files of this run do not record how to create %s = %r: %s Otherwise call "
-                "load_policy(..., types={%r: ...}).",
-                name,
-                types[name],
-                _why_unwritable(types[name]),
-                name,
-            )
+    for name, thing in types.items():
+        try:
+            names[name] = type_to_json(thing)
+        except TypeError as error:
+            if f"Experiment.{name} =" not in config:  # those in gin have a name
+                logger.warning(
+                    "The policy files of this run do not record how to create %s = %r: %s Otherwise call "
+                    "load_policy(..., types={%r: ...}).",
+                    name,
+                    thing,
+                    error,
+                    name,
+                )
     return RunRecord(config, requested, config_hash, spaces, names, int(max_seq_len))
 
 
@@ -105,8 +108,10 @@ def settings_from_python(exp: Any) -> dict[str, Any]:
     """
     others = {"make_train_env", "make_val_env"}
     others |= {name.partition(".")[2] for name in bindings_of(gin.operative_config_str())}
-    others |= {one.name for one in fields(exp) if one.default_factory is not MISSING}  # variables
     values = {one.name: getattr(exp, one.name) for one in fields(exp) if one.name not in others}
+    for one in fields(exp):  # gin does not know these defaults
+        if one.default_factory is not MISSING and values.get(one.name) == one.default_factory():
+            values.pop(one.name, None)
     return {f"Experiment.{name}": one for name, one in values.items() if registry.can_be_written(one)}
 
 
@@ -115,16 +120,8 @@ def _with_settings(text: str, settings: Mapping[str, Any]) -> str:
     for name in settings:
         lines = rf"^{re.escape(name)} =.*\n(?:    .*\n)*"  # gin continues long values with four spaces
         text = re.sub(lines, "", text, flags=re.MULTILINE)
-    added = [f"{name} = {value!r}\n" for name, value in settings.items()]
-    return "".join([text, *["\n# Passed from Python:\n"] * bool(added), *added])
-
-
-def _why_unwritable(thing: Any) -> str:
-    try:
-        to_json(inside_gin(thing))
-    except TypeError as error:
-        return str(error)
-    return ""
+    added = "".join(f"{name} = {value!r}\n" for name, value in settings.items())
+    return f"{text}\n# Passed from Python:\n{added}" if added else text
 
 
 def environments_to_json(**fields: Any) -> Any:
@@ -141,11 +138,8 @@ def known_bindings() -> dict[str, str]:
 
 
 def type_to_json(thing: Any) -> Any:
-    """A type for a policy file: `module:name`, a partial with its arguments, or None for neither."""
-    try:
-        value = to_json(inside_gin(thing))  # bindings include the scope
-    except TypeError:
-        return None
+    """A type for a policy file: `module:name`, or a partial and its arguments. Raises: TypeError."""
+    value = to_json(inside_gin(thing))  # bindings include the scope
     return value["name"] if value.keys() == {"name"} else value
 
 

@@ -233,9 +233,7 @@ class Collector:
     @property
     def metrics(self) -> dict[str, float]:
         """The discount that has the best returns so far, if the agent has a choice."""
-        if self._choice is None or not isinstance(self.agent, OffPolicyAgent):
-            return {}
-        return {"collect/acting_discount": round(float(self.agent.discounts[self._choice.best]), 6)}
+        return {} if self._choice is None else {"collect/acting_discount": self._choice.best_discount}
 
     @property
     def has_begun(self) -> bool:

@@ -223,8 +223,8 @@ def _unknown_target(binding: Binding) -> Iterator[str]:
             f"{where}.{param} is set by the code, not by configs. They can set: "
             f"{', '.join(settable) or 'nothing'}. Fix: remove this line."
         )
-    elif param not in target.params and (not target.takes_any or param not in (target.passed_on or param)):
-        settable += [name for name in target.passed_on or () if target.can_set(name)]
+    elif param not in target.params and (others := target.passed_on) is not None and param not in others:
+        settable += [name for name in others if target.can_set(name)]
         meant = did_you_mean(param, settable) or _elsewhere(param)
         listed = "" if meant else f" It has: {', '.join(settable) or 'no parameters'}."
         advice = "correct the name" if settable else "remove this line, or give its __init__ this parameter"

@@ -64,7 +64,9 @@ class Configurable:
         A class with arbitrary keywords passes them to the next configurable base class.
         """
         found: dict[str, inspect.Parameter] = {}
-        if not (self.is_class and self.takes_any):
+        if not self.takes_any:
+            return found
+        if not self.is_class:
             return None
         for base in inspect.getmro(typing.cast("type", self.wrapped))[1:]:
             if (known := find_object(base)) is not None:

@@ -206,8 +206,8 @@ class ActorSupervisor:
         times = "once" if status == CONFIG_ERROR else f"{actor.num_failures} times in a row"
         self._fail(
             f"No actor is left: {what_happened}, {times} within {self.restart_policy.healthy_s:g} s of its "
-            f"start. The end of {actor.log}:\n{_tail(actor.log)}\nFix: correct the error in this log, then "
-            "run the same command with --resume."
+            f"start. The end of {actor.log}:\n{end_of_log(actor.log)}\nFix: correct the error in this log, "
+            "then run the same command with --resume."
         )
 
     def _fail(self, text: str) -> None:
@@ -258,7 +258,7 @@ def describe_exit(status: int) -> str:
     return f"was killed by {name}"
 
 
-def _tail(log: Path) -> str:
+def end_of_log(log: Path) -> str:
     """The last lines of a log, indented."""
     with log.open(encoding="utf-8", errors="replace") as file:
         lines = deque(file, maxlen=_TAIL_LINES)

@@ -22,7 +22,7 @@ from loxodon.data import DiskTrajDataset, DoNothingDataset, HindsightRelabeler, 
 from loxodon.envs import EnvSpec, Tokens
 from loxodon.experiment import Callback, Experiment
 from loxodon.experiment.checkpoint.policy_file import POLICY_FORMAT, plain_tensors, read_info, read_policy
-from loxodon.experiment.checkpoint.record import bindings_of
+from loxodon.experiment.checkpoint.record import bindings_of, settings_from_python
 from loxodon.experiment.checkpoint.spaces import EnvSpaces, space_differences, space_from_json, space_to_json
 from loxodon.experiment.config.hash import config_hash
 from loxodon.experiment.process import versions
@@ -157,6 +157,7 @@ def test_settings_from_python_are_recorded_and_replace_those_of_gin(
 ) -> None:
     gin.parse_config("Experiment.learning_rate = 0.5\nExperiment.grad_clip = 3.0")
     exp = run(make_experiment(tmp_path, learning_rate=0.25, callbacks=[Callback]))
+    assert "Experiment.extra_loss_weights" not in settings_from_python(exp)
     for path in (exp.checkpoints.config_path, exp.checkpoints.requested_path):
         found = bindings_of(path.read_text())
         assert found["Experiment.learning_rate"] == "0.25"
@@ -168,6 +169,13 @@ def test_settings_from_python_are_recorded_and_replace_those_of_gin(
     (warning,) = (text for text in warnings_of(caplog) if "settings differ" in text)
     assert "-Experiment.learning_rate = 0.25\n  +Experiment.learning_rate = 0.125" in warning
     other.close()
+
+
+def test_settings_whose_default_gin_does_not_know_are_recorded_if_they_differ(tmp_path: Path) -> None:
+    weights = {"next_obs": 0.5}
+    found = settings_from_python(make_experiment(tmp_path, extra_loss_weights=weights))
+    assert found["Experiment.extra_loss_weights"] == weights
+    assert "Experiment.wandb_project" not in found
 
 
 # --- published policies ---------------------------------------------------------------------------------

@@ -100,7 +100,10 @@ def test_an_agent_of_a_user_replaces_ours_and_is_compared_with_it(
     Path("mine.gin").write_text("include 'base_offpolicy.gin'\nExperiment.parallel_actors = 4\n")
     own = ["--config", "mine.gin", "--name", "mine", "Agent.tau=0.01", "--env-steps", "4000"]
     assert main(["memory", "recall", "recall_reverse", "--seeds", "0", *own]) == 1
-    assert "recall_reverse-seed0 failed (exit status 7), log benchmark/memory/mine" in capsys.readouterr().out
+    assert (
+        "recall_reverse-seed0 failed (exit status 7), the end of benchmark/memory/mine"
+        in capsys.readouterr().out
+    )
     assert main(["memory", "recall", "--seeds", "0", *own]) == 0
     assert checked == [SUITES["memory"].tasks["recall"]]
     words = words_of("mine", "recall-seed0")

@@ -18,6 +18,7 @@ from ...experiment.checkpoint.store import CheckpointManager
 from ...experiment.config import ConfigError, explained, load_config
 from ...experiment.experiment import Experiment
 from ...experiment.fleet.actors import library_program
+from ...experiment.fleet.supervisor import end_of_log
 from ...experiment.output.plots import curves_if_readable
 from ...experiment.process.exits import FAILED, INTERRUPTED
 from ...experiment.process.versions import PACKAGES, git_commit, hardware, version_of
@@ -146,9 +147,7 @@ class Benchmark:
         elif status or not points:
             why = f"exit status {status}" if status else f"no {metric} in its logs"
             log = job.run_dir / "logs" / "console.log"
-            lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []
-            last = next((line for line in reversed(lines) if line.strip()), "")
-            run_command.say(f"{run_name} failed ({why}), log {log}: {last}")
+            run_command.say(f"{run_name} failed ({why}), the end of {log}:\n{end_of_log(log)}")
             self.failed.append(run_name)
         else:
             curve = [
