@@ -57,7 +57,7 @@ from .config.hash import config_hash
 from .config.load import loaded, starts_from_recommended, unused_settings
 from .contracts import Progress, Role, RunContext, Stateful, Trainer
 from .evaluation import Evaluator
-from .fleet import Membership, ReplayRatio
+from .fleet import EpisodeReports, Membership, ReplayRatio
 from .fleet.shared_folder import location_of
 from .learn.batches import NUM_LENGTHS
 from .learn.learner import AnyBatch, Learner, masked_losses
@@ -134,6 +134,7 @@ class Experiment(Settings):
         self.last_val_metrics: dict[str, float] = {}
         self.actors: AbstractContextManager[Any] | None = None  # actors that run as long as learn() does
         self.collector: Collector | None = None
+        self.episode_reports: EpisodeReports | None = None  # for an agent that chooses a discount by them
         self.begins_anew = True  # no checkpoint will be loaded after `start`
         self._is_started = False
         self._saved_s = 0.0  # time of the last checkpoint, in seconds since `learn` began
@@ -381,13 +382,8 @@ class Experiment(Settings):
         if (own := getattr(self._policy, "obs_space", self.obs_space)) is not self.obs_space:
             # The agent adds observations of its own.
             self.dataset.expect(build.layout_of(own, self.action_space))
-        if getattr(self._policy, "acting", None) is not None and not self.ctx.role.does_both:
-            name = type(self._policy).__name__
-            raise ValueError(
-                f"{name}.acting is set, but a learner does not see the episodes of its actors, and an actor "
-                f"does not decide which policy is stored. Fix: set {name}.acting = None with --actors, or "
-                "train in one process."
-            )
+        if (choice := getattr(self._policy, "acting", None)) is not None:
+            self.episode_reports = EpisodeReports(self.ctx, choice)
         optimizer = self.hooks.around("optimizer_init", self.init_optimizer, self._policy)
         if self.compile_learning:
             self._policy.compile_learning()
@@ -777,6 +773,8 @@ class Experiment(Settings):
         self.ctx.console.measure(lambda: collector.share_done)
         taken = collector.collect(self.train_timesteps_per_epoch)
         collector.wait()
+        if self.episode_reports is not None:
+            self.episode_reports.after_collection(collector.take_ended())
         elapsed_s = time.perf_counter() - start_s
         stages = self.timer.step_metrics(taken / self.parallel_actors)
         taken = sum(gather(taken, self.accelerator))  # all processes; one may have stopped early
@@ -1243,6 +1241,8 @@ class Experiment(Settings):
 
         Raises: FloatingPointError if they are not finite; the earlier policy file stays.
         """
+        if self.episode_reports is not None:
+            self.episode_reports.before_publication()
         self.learner.check_weights()
         self.begin_run()
         self.published.write(is_final=is_final)
@@ -1309,6 +1309,8 @@ class Experiment(Settings):
             buffer = self.dataset.save_new_trajs_to
             self.fleet.put(buffer=None if buffer is None else str(buffer.parent.absolute()))
             self.pace.begin(is_new=is_new)
+            if self.episode_reports is not None:
+                self.episode_reports.begin(is_new=is_new)
             self.begin_run()
             if self.ctx.role.only_learns:
                 self.write_latest_policy()

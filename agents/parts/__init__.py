@@ -9,7 +9,7 @@
 `docs/algorithm.md` has the equations side by side, the effect of each part and how to switch it off.
 """
 
-from .acting import ActByReturn
+from .acting import ActByReturn, EpisodeResult
 from .critic_subset import RandomSubset
 from .loss_weights import WeighByAdvantage
 from .returns import (
@@ -28,6 +28,7 @@ from .values import FixedUnits, PlainValues, PopArt, SummedValues, ValueScale
 
 __all__ = [
     "ActByReturn",
+    "EpisodeResult",
     "FixedUnits",
     "LambdaReturns",
     "Lookahead",

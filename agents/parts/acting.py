@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
+import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import gin
 import numpy as np
@@ -12,6 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from ...data.errors import check_count, check_number
+
+
+class EpisodeResult(NamedTuple):
+    """A training episode that has ended.
+
+    discount: index of the discount whose policy acted. total: sum of the rewards. env_name: the environment.
+    """
+
+    discount: int
+    total: float
+    env_name: str
 
 
 @gin.configurable
@@ -25,7 +36,8 @@ class ActByReturn(nn.Module):
         best  = the discount with the largest m_g; the last one without episodes
 
     All discounts are trained all the time, so a choice costs nothing but the episodes of worse policies.
-    Evaluations and policy files use `best`.
+    Evaluations and policy files use `best`. Episodes count from the end of the epoch in which they end; with
+    separate actors, from the next policy that the learner publishes.
 
     Reason: a long horizon is right in the end, but its values vary far more than a single action changes
     them, so its policy may learn nothing for long; a short horizon may not see what matters. Which one it is
@@ -44,21 +56,22 @@ class ActByReturn(nn.Module):
     """
 
     best: Tensor
+    episodes: Tensor
+    """The recent episodes, (recent, 3) float32: discount (-1 before there are any), return, a number for the
+    environment. As a buffer, it is part of checkpoints and of the policies that actors load."""
 
     def __init__(self, *, recent: int = 120, explore: float = 0.2) -> None:
         super().__init__()
         check_count("ActByReturn.recent", recent)
         check_number("ActByReturn.explore", explore, lowest=0, highest=1)
-        self.explore = explore
+        self.recent, self.explore = recent, explore
         self._discounts: list[float] = []
-        self._episodes: deque[tuple[int, float, str]] = deque(maxlen=recent)  # discount, return, environment
-        self._means, self._deviations = np.zeros(1), np.ones(1)  # parameters of N(m_g, 1 / (n_g + 1)), (G,)
+        self.register_buffer("episodes", torch.full((recent, 3), -1.0))
 
     def build(self, discounts: Sequence[float]) -> None:
         """Set the discounts of the agent, in the order of its policies."""
         self._discounts = list(discounts)
         self.register_buffer("best", torch.tensor(len(discounts) - 1))
-        self._means, self._deviations = np.zeros(len(discounts)), np.ones(len(discounts))
 
     @property
     def best_discount(self) -> float:
@@ -67,34 +80,35 @@ class ActByReturn(nn.Module):
 
     def draw(self, count: int) -> np.ndarray:
         """Indices of discounts for new episodes, (count,) int64; uses torch's global generator."""
-        num_discounts = len(self._means)
-        noise = torch.randn(count, num_discounts, dtype=torch.float64).numpy()
-        chosen = (self._means + self._deviations * noise).argmax(axis=1)
+        means, deviations = self._estimates()
+        noise = torch.randn(count, len(means), dtype=torch.float64).numpy()
+        chosen = (means + deviations * noise).argmax(axis=1)
         is_random = torch.rand(count).numpy() < self.explore
-        return np.where(is_random, torch.randint(num_discounts, (count,)).numpy(), chosen)
+        return np.where(is_random, torch.randint(len(means), (count,)).numpy(), chosen)
 
-    def add(self, chosen: np.ndarray, returns: np.ndarray, env_names: Sequence[str]) -> None:
-        """Add episodes that have ended: their discounts and returns, both (n,), and environments."""
-        self._episodes.extend(zip(chosen.tolist(), returns.tolist(), env_names, strict=True))
-        self._compare()
-        self.best.fill_(int(len(self._means) - 1 - self._means[::-1].argmax()))
+    def add(self, episodes: Sequence[EpisodeResult]) -> None:
+        """Add episodes that have ended."""
+        if not episodes:
+            return
+        rows = [(one.discount, one.total, _number_of(one.env_name)) for one in episodes]
+        new = torch.tensor(rows, dtype=torch.float32, device=self.episodes.device)
+        self.episodes.copy_(torch.cat([self.episodes, new])[-self.recent :])
+        means = self._estimates()[0]
+        self.best.fill_(int(len(means) - 1 - means[::-1].argmax()))
 
-    def episodes(self) -> list[Any]:
-        """The recent episodes, for a checkpoint."""
-        return list(self._episodes)
+    def _estimates(self) -> tuple[np.ndarray, np.ndarray]:
+        """The m_g and the deviations of their samples, both (G,)."""
+        rows = self.episodes.double().cpu().numpy()
+        discounts, returns, numbers = rows[rows[:, 0] >= 0].T
+        chosen, envs = discounts.astype(np.int64), np.unique(numbers, return_inverse=True)[1]
+        sizes = np.bincount(envs)
+        returns = returns - (np.bincount(envs, returns) / sizes)[envs]
+        scales = np.sqrt(np.bincount(envs, returns**2) / sizes)
+        sums = np.bincount(chosen, returns / np.maximum(scales, 1e-12)[envs], len(self._discounts))
+        counts = 1 + np.bincount(chosen, minlength=len(self._discounts))
+        return sums / counts, counts**-0.5
 
-    def set_episodes(self, episodes: Sequence[Any]) -> None:
-        """Continue from the result of `episodes`."""
-        self._episodes.clear()
-        self._episodes.extend((int(g), float(value), str(name)) for g, value, name in episodes)
-        self._compare()
 
-    def _compare(self) -> None:
-        """Compute the distribution of each discount's mean from the recent episodes."""
-        sums, counts = np.zeros(len(self._means)), np.ones(len(self._means))
-        for name in dict.fromkeys(name for _, _, name in self._episodes):
-            chosen, returns = np.array([(g, value) for g, value, own in self._episodes if own == name]).T
-            scores = (returns - returns.mean()) / max(returns.std(), 1e-12)
-            np.add.at(sums, chosen.astype(int), scores)
-            np.add.at(counts, chosen.astype(int), 1)
-        self._means, self._deviations = sums / counts, counts**-0.5
+def _number_of(env_name: str) -> int:
+    """A number for the environment that is the same in all processes, and exact in float32."""
+    return zlib.crc32(env_name.encode()) % 2**24

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ...agents import BaseAgent, OffPolicyAgent, RolloutHooks
+from ...agents.parts import EpisodeResult
 from ...data.sink import Arrays, Sink
 from ...envs import ActionCode, ExplorationWrapper, Histories
 from ...envs.returned import merged
@@ -224,6 +225,7 @@ class Collector:
         self.action_code = ActionCode(envs.single_action_space)
         self.hooks = RolloutHooks(agent, list(envs.single_observation_space.spaces))
         self._choice = agent.acting if is_training and isinstance(agent, OffPolicyAgent) else None
+        self._ended: list[EpisodeResult] = []  # results for `_choice`
         if save_env_state and (problem := self._storage_problem()) is not None:
             raise ValueError(
                 f"{problem}, which Collector.save_env_state needs. Fix: {_HOW_TO_OFFER_STATE}, or set "
@@ -234,6 +236,11 @@ class Collector:
     def metrics(self) -> dict[str, float]:
         """The discount that has the best returns so far, if the agent has a choice."""
         return {} if self._choice is None else {"collect/acting_discount": self._choice.best_discount}
+
+    def take_ended(self) -> list[EpisodeResult]:
+        """The episodes that have ended since the last call, if the agent chooses discounts by returns."""
+        ended, self._ended = self._ended, []
+        return ended
 
     @property
     def has_begun(self) -> bool:
@@ -423,14 +430,16 @@ class Collector:
     def _judge_discounts(
         self, state: RolloutState, rewards: np.ndarray, ended: np.ndarray, ignored: np.ndarray | None
     ) -> None:
-        """Add the returns of ended episodes to the choice of discounts, and choose for the next episodes."""
+        """Note the results of ended episodes, and choose the discounts that act in the next ones."""
         if self._choice is None or state.discounts is None:
             return
         state.returns += rewards if ignored is None else np.where(ignored, 0.0, rewards)
         rows = np.flatnonzero(ended)
         if len(rows):
-            names = [state.env_names[row] for row in rows]
-            self._choice.add(state.discounts[rows], state.returns[rows], names)
+            self._ended += [
+                EpisodeResult(int(state.discounts[row]), float(state.returns[row]), state.env_names[row])
+                for row in rows
+            ]
             state.returns[rows], state.discounts[rows] = 0.0, self._choice.draw(len(rows))
 
     def _updated_hidden_state(
@@ -610,7 +619,7 @@ class Collector:
                 None if group.exploration is None else group.exploration.state_dict() for group in self.groups
             ],
             "sinks": [[sink.state_dict() for sink in group.sinks] for group in self.groups],
-            "episodes": [] if self._choice is None else self._choice.episodes(),
+            "ended": [list(episode) for episode in self._ended],
         }
 
     def load_state_dict(self, state: dict[str, Any], *, seed: int | None = None) -> bool:
@@ -626,7 +635,7 @@ class Collector:
         Raises: ValueError if the sinks are not those of this run, or if save_env_state is True and the
         environments differ.
         """
-        self._set_episodes(state)
+        self._ended = [EpisodeResult(*episode) for episode in state.get("ended", [])]  # not in old ones
         now = [group.num_envs for group in self.groups]
         if (before := state.get("num_envs", now)) != now:
             return self.take_over(
@@ -667,7 +676,6 @@ class Collector:
 
         Raises: ValueError if save_env_state is True, or if the sinks are not those of this run.
         """
-        self._set_episodes(states[0])
         fix = f"Fix: resume with the {settings} of the earlier run, or set Collector.save_env_state = False"
         goes_on = self._begin_new_episodes(ValueError(f"{difference}. {fix}."))
         for i, group in enumerate(self.groups):
@@ -678,10 +686,6 @@ class Collector:
                 for sink, one in _pairs(group.sinks, saved):
                     sink.take_over(one, stores_pieces=stores_pieces and i == 0)
         return goes_on
-
-    def _set_episodes(self, state: dict[str, Any]) -> None:
-        if self._choice is not None:
-            self._choice.set_episodes(state.get("episodes", []))  # missing in old checkpoints
 
     def warn_of_cut_episodes(self, num_steps: int) -> None:
         """With exact_resume: warn if no episode has ended in the last `num_steps`, as all are cut now."""

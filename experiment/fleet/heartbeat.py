@@ -28,6 +28,7 @@ from typing import Any
 
 import psutil
 
+from ...agents.parts import EpisodeResult
 from ...data.lock import FolderLock, LockPurpose
 from ..process.files import parse_json, write_text
 from ..process.versions import version_of
@@ -145,7 +146,7 @@ class Membership:
     def put(self, **values: Any) -> None:
         """Report new values with the next heartbeat; names are those of `Heartbeat`.
 
-        Known: epoch, env_steps, gradient_steps, policy_version, buffer.
+        Known: epoch, env_steps, gradient_steps, policy_version, buffer, num_episodes, episodes.
         """
         self._values.update(values)
 
@@ -275,6 +276,8 @@ class Heartbeat:
         forgotten_env_steps: env steps of actors with deleted files, in a learner.
         lacks_data: True in a learner that waits for trajectories.
         buffer: folder with the trajectories (`.../buffer`).
+        num_episodes, episodes: episodes that an actor has played, and the newest of them, if the agent needs
+            their results.
         machine: see machine_id. modified: unix seconds, by the clock of the file system.
         life: "alive"; "ended" after it reported its end; "dead" if it ended without a report. A process of
             this machine is dead if it is not in the process table; one of another machine, if `modified` is
@@ -302,6 +305,8 @@ class Heartbeat:
     forgotten_env_steps: int = 0
     lacks_data: bool = False
     buffer: str | None = None
+    num_episodes: int = 0
+    episodes: tuple[EpisodeResult, ...] = ()
     loxodon: str | None = None
     machine: str | None = None
     modified: float = 0.0
@@ -314,7 +319,19 @@ class Heartbeat:
         return self.life == "alive"
 
 
-_CASTS = {"str": str, "str | None": str, "int": int, "int | None": int, "float": float, "bool": bool}
+def _episodes(raw: Iterable[Sequence[Any]]) -> tuple[EpisodeResult, ...]:
+    return tuple(EpisodeResult(int(one), float(total), str(name)) for one, total, name in raw)
+
+
+_CASTS = {
+    "str": str,
+    "str | None": str,
+    "int": int,
+    "int | None": int,
+    "float": float,
+    "bool": bool,
+    "tuple[EpisodeResult, ...]": _episodes,
+}
 _UNREADABLE = (ValueError, TypeError, AttributeError, KeyError, OverflowError)
 _KINDS: dict[str, Any] = {
     f.name: _CASTS[str(f.type)] for f in dataclasses.fields(Heartbeat) if f.type in _CASTS

@@ -14,8 +14,10 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from loxodon.agents import ActByReturn, Agent
+from loxodon.agents.parts import EpisodeResult
 from loxodon.envs import EnvSpec
 from loxodon.experiment.checkpoint.policy_file import read_policy
+from loxodon.experiment.fleet import EpisodeReports, Membership
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder
 
 from ..experiment.fakes import make_experiment, metrics, run
@@ -27,6 +29,11 @@ def choice(**settings: Any) -> ActByReturn:
     part: ActByReturn = ActByReturn(**settings)
     part.build(DISCOUNTS)
     return part
+
+
+def results(discounts: list[int], returns: list[float], envs: list[str] | None = None) -> list[EpisodeResult]:
+    names = envs or ["a"] * len(discounts)
+    return [EpisodeResult(*one) for one in zip(discounts, returns, names, strict=True)]
 
 
 def shares(part: ActByReturn) -> list[float]:
@@ -42,7 +49,7 @@ def test_without_episodes_all_discounts_are_tried_and_the_last_one_is_the_best()
 
 def test_draws_follow_the_rule() -> None:
     part = choice(explore=0.3)
-    part.add(np.array([0, 1, 2]), np.array([-10.0, 50.0, -40.0]), ["a"] * 3)
+    part.add(results([0, 1, 2], [-10.0, 50.0, -40.0]))
     assert int(part.best) == 1
     scores = np.array([-10.0, 50.0, -40.0]) / np.std([-10.0, 50.0, -40.0])
     drawn = np.random.default_rng(0).normal(scores / 2, 0.5**0.5, (100_000, 3)).argmax(1)
@@ -53,25 +60,25 @@ def test_draws_follow_the_rule() -> None:
 def test_returns_of_environments_with_different_scales_are_comparable() -> None:
     part = choice(explore=0.0)
     for _ in range(20):  # discount 0 is better in both, but plays mostly where returns are low
-        part.add(np.array([0, 0, 1, 1]), np.array([2.0, 1.0, 0.0, 1000.0]), ["low", "low", "low", "high"])
-    part.add(np.array([0]), np.array([2000.0]), ["high"])
+        part.add(results([0, 0, 1, 1], [2.0, 1.0, 0.0, 1000.0], ["low", "low", "low", "high"]))
+    part.add(results([0], [2000.0], ["high"]))
     assert int(part.best) == 0
 
 
 def test_only_recent_episodes_count() -> None:
     part = choice(recent=10)
-    part.add(np.array([0, 1] * 20), np.array([1.0, 0.0] * 20), ["a"] * 40)
+    part.add(results([0, 1] * 20, [1.0, 0.0] * 20))
     assert int(part.best) == 0
-    part.add(np.array([0, 1] * 5), np.array([0.0, 1.0] * 5), ["a"] * 10)
+    part.add(results([0, 1] * 5, [0.0, 1.0] * 5))
     assert int(part.best) == 1
     other = choice(recent=10)
-    other.set_episodes(part.episodes())
+    other.load_state_dict(part.state_dict())
     assert shares(other) == shares(part)
 
 
 def test_equal_returns_decide_nothing() -> None:
     part = choice()
-    part.add(np.array([0, 1]), np.array([3.0, 3.0]), ["a"] * 2)
+    part.add(results([0, 1], [3.3, 3.3]))
     assert int(part.best) == 2
 
 
@@ -144,7 +151,7 @@ def test_the_discount_with_the_best_returns_acts_in_training_evaluation_and_poli
     again = experiment(tmp_path / "a", ActByReturn())
     again.start(resume=True)
     assert int(again.policy.acting.best) == 1
-    assert again.collector._choice.episodes() == exp.collector._choice.episodes()
+    assert torch.equal(again.policy.acting.episodes, exp.policy.acting.episodes)
     again.close()
     plain = run(experiment(tmp_path / "b", None))
     assert {one["val/return"] for one in metrics(plain.run_dir) if "val/return" in one} == {0.0}
@@ -163,7 +170,41 @@ def test_each_environment_acts_by_the_policy_of_its_discount(tmp_path: Path) -> 
     exp.close()
 
 
-@pytest.mark.parametrize("mode", ["learn", "collect"])
-def test_separate_processes_refuse_the_choice(tmp_path: Path, mode: str) -> None:
-    with pytest.raises(ValueError, match=r"Agent.acting is set, but a learner does not see.*Fix: set"):
-        experiment(tmp_path, ActByReturn(), mode=mode).start()
+def test_a_learner_chooses_by_the_episodes_that_its_actors_report(tmp_path: Path) -> None:
+    learner = experiment(tmp_path, ActByReturn(recent=50), mode="learn")
+    learner.start()
+    learner.write_latest_policy()
+    actors = [experiment(tmp_path, ActByReturn(recent=50), mode="collect") for _ in range(2)]
+    for actor in actors:
+        actor.start()
+        actor.read_latest_policy()
+        actor.collect_new_training_data()
+        assert (actor.policy.acting.episodes == -1).all()  # the learner decides
+        actor.fleet.leave()  # writes the last heartbeat
+    learner.write_latest_policy()
+    choice = learner.policy.acting
+    assert int(choice.best) == 1  # action 1 pays
+    assert (choice.episodes[:, 0] >= 0).all()
+    seen = choice.episodes.clone()
+    learner.write_latest_policy()
+    assert torch.equal(choice.episodes, seen)  # each episode counts once
+    actors[0].read_latest_policy()
+    assert torch.equal(actors[0].policy.acting.episodes, seen)
+    later = EpisodeReports(learner.ctx, choice)
+    later.begin(is_new=False)
+    later.before_publication()
+    assert torch.equal(choice.episodes, seen)  # a resumed agent knows them already
+    for one in (learner, *actors):
+        one.close()
+
+
+def test_actors_take_turns_among_the_newest_episodes(tmp_path: Path) -> None:
+    part = choice(recent=4)
+    learner = experiment(tmp_path, part, mode="learn")
+    for folder, returns in (("a", [1.0, 2.0, 3.0]), ("b", [10.0, 20.0, 30.0])):
+        member = Membership(learner.run_dir, folder, "actor")
+        with member.joining():
+            member.put(num_episodes=5, episodes=results([0, 1, 2], returns))
+            member.leave()
+    EpisodeReports(learner.ctx, part).before_publication()
+    assert sorted(part.episodes[:, 1].tolist()) == [2.0, 3.0, 20.0, 30.0]

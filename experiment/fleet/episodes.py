@@ -1,0 +1,62 @@
+"""Results of training episodes on their way from the processes that collect to the agent that learns."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+
+from ...agents.parts import ActByReturn, EpisodeResult
+from ..contracts import RunContext
+from ..process.distributed import from_main, gather
+from .heartbeat import read_heartbeats
+
+
+class EpisodeReports:
+    """Brings the results of training episodes to the part of the agent that chooses a discount by them.
+
+    A process that learns and collects adds its own, and those of its other ranks. An actor reports them in
+    its heartbeat. Its learner adds what is new there before it publishes a policy, and the choice travels
+    back to the actors with the weights.
+
+    Args:
+        ctx: context of the run.
+        choice: the part of the agent.
+    """
+
+    def __init__(self, ctx: RunContext, choice: ActByReturn) -> None:
+        self.ctx, self.choice = ctx, choice
+        self._own: deque[EpisodeResult] = deque(maxlen=choice.recent)
+        self._num_own = 0
+        self._num_read: dict[str, int] = {}  # episodes that each actor had reported, by its id
+
+    def begin(self, *, is_new: bool) -> None:
+        """`learn` begins. is_new: False if the agent was resumed, and knows earlier episodes already."""
+        if self.ctx.role.only_learns and not is_new:
+            self._new_of_actors()
+
+    def after_collection(self, ended: Sequence[EpisodeResult]) -> None:
+        """Add or report the episodes that have ended in this process; all ranks have to call this."""
+        if self.ctx.role.is_actor:
+            self._own.extend(ended)
+            self._num_own += len(ended)
+            self.ctx.status.put(num_episodes=self._num_own, episodes=tuple(self._own))
+        else:
+            self.choice.add(list(itertools.chain(*gather(list(ended), self.ctx.accelerator))))
+
+    def before_publication(self) -> None:
+        """Add new episodes of actors, in a process that only learns; all ranks have to call this."""
+        if self.ctx.role.only_learns:
+            self.choice.add(from_main(self._new_of_actors, self.ctx.accelerator))
+
+    def _new_of_actors(self) -> list[EpisodeResult]:
+        """The episodes that actors have reported since the last call; the newest ones of each come last."""
+        new = []
+        for beat in read_heartbeats(self.ctx.run_dir):
+            num_new = beat.num_episodes - self._num_read.get(beat.id, 0)
+            self._num_read[beat.id] = beat.num_episodes
+            if num_new > 0:
+                new.append(beat.episodes[-num_new:])
+        turns = itertools.zip_longest(*[reversed(episodes) for episodes in new])
+        newest_first = [episode for turn in turns for episode in turn if episode is not None]
+        return newest_first[::-1]
