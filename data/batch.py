@@ -32,8 +32,8 @@ _FIELDS: dict[str, tuple[np.dtype[Any], bool]] = {
     "mask": (np.dtype(np.bool_), False),
 }
 _LOG_PROBS = "log_probs"  # key in Trajectory.extras
-_PER_WINDOW = ("sources", "policy_versions")  # (W,) int64
-_UNKNOWN = -1  # source or policy version
+_PER_WINDOW = ("priority_slots", "policy_versions")  # (W,) int64
+_UNKNOWN = -1  # priority slot or policy version
 _STEP_COST = 2  # fixed cost of one timestep of a recurrence, as a number of rows
 
 
@@ -54,7 +54,7 @@ class Batch:
         dones: (B, L, 1) bool, True where the environment terminated (not where it was truncated).
         mask: (B, L, 1) bool, True on real transitions, False on padding.
         resets: (B, L+1) bool, True on the first timestep of each window. None if every row is one window.
-        sources: (W,) int64 in the order of rows: the trajectory each window was drawn from, for
+        priority_slots: (W,) int64 in the order of rows: the trajectory each window was drawn from, for
             `update_priorities` of the dataset; -1 if the dataset keeps no priorities. None in a batch made by
             hand.
         policy_versions: (W,) int64, number of the policy that acted last in the trajectory, -1 if unknown.
@@ -74,7 +74,7 @@ class Batch:
     dones: Tensor
     mask: Tensor
     resets: Tensor | None = None
-    sources: Tensor | None = None
+    priority_slots: Tensor | None = None
     policy_versions: Tensor | None = None
     log_probs: Tensor | None = None
 
@@ -310,8 +310,8 @@ def _fill(arrays: Arrays, rows: Rows, layout: Layout) -> None:
             unknown, found = np.full((width, 1), np.nan, np.float32), map(_log_probs_of, trajs)
             known = [unknown[: len(t)] if x is None else x for t, x in zip(trajs, found, strict=True)]
             _copy(out, known, holes)
-        elif field == "sources":
-            out[:] = [traj.source for traj in trajs]
+        elif field == "priority_slots":
+            out[:] = [traj.priority_slot for traj in trajs]
         elif field == "policy_versions":
             versions = (traj.policy_version for traj in trajs)
             out[:] = [_UNKNOWN if version is None else version for version in versions]

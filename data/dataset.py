@@ -120,8 +120,8 @@ class RLDataset(ABC):
                     "or leave it out."
                 ) from error
         window = traj.slice(*self.sampler.window(len(traj), fraction))
-        source = self.sampler.source(traj_id)
-        return window if source < 0 else window.with_source(source)
+        slot = self.sampler.priority_slot(traj_id)
+        return window if slot < 0 else window.with_priority_slot(slot)
 
     def on_run_start(self) -> None:  # noqa: B027 (optional hook)
         """Check the data. Called once before the first epoch, after a checkpoint (if any) was loaded.

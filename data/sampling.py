@@ -156,7 +156,7 @@ class Sampler:
 
     # ---- priorities and checkpoints ----
 
-    def source(self, traj_id: str) -> int:
+    def priority_slot(self, traj_id: str) -> int:
         """Return the number that identifies a trajectory in PrioritySampler; -1 without priorities."""
         return -1
 
@@ -194,13 +194,13 @@ class PrioritySampler(Sampler):
 
     @property
     def _powers(self) -> npt.NDArray[np.float32]:
-        """Powers p ** exponent by source, 0 for sources without one; the last is the highest ever given."""
+        """Powers p ** exponent by slot, 0 for slots without one; the last is the highest ever given."""
         return np.frombuffer(self._shared, np.float32)
 
     def set_trajs(self, traj_ids: Sequence[str], values: Sequence[float] | None) -> None:
         gone = set(self._traj_ids).difference(traj_ids)
-        self._powers[[self.source(traj_id) for traj_id in gone]] = 0
-        self._slots = np.array([self.source(traj_id) for traj_id in traj_ids], np.int64)
+        self._powers[[self.priority_slot(traj_id) for traj_id in gone]] = 0
+        self._slots = np.array([self.priority_slot(traj_id) for traj_id in traj_ids], np.int64)
         super().set_trajs(traj_ids, values)
 
     def weights(self, num_trajs: int, values: Weights | None) -> Weights | None:
@@ -213,41 +213,41 @@ class PrioritySampler(Sampler):
         self._is_stale = True  # priorities have changed
         return super().draw(count, rng)
 
-    def source(self, traj_id: str) -> int:
+    def priority_slot(self, traj_id: str) -> int:
         return int(traj_id, 36) % NUM_PRIORITY_SLOTS  # ids are digits and letters; our own use only 0 to f
 
-    def update_priorities(self, sources: Indices, priorities: npt.NDArray[Any]) -> None:
-        """Set priorities, for this process and its children; sources below 0 are ignored.
+    def update_priorities(self, slots: Indices, priorities: npt.NDArray[Any]) -> None:
+        """Set priorities, for this process and its children; slots below 0 are ignored.
 
         Args:
-            sources: (B,) int64, Trajectory.source of the windows.
+            slots: (B,) int64, Trajectory.priority_slot of the windows.
             priorities: (B,) float, at least 0.
 
         Raises:
-            ValueError: If the shapes differ, a source does not exist, or a priority is negative or not
+            ValueError: If the shapes differ, a slot does not exist, or a priority is negative or not
                 finite.
         """
-        sources, priorities = np.asarray(sources), np.asarray(priorities, np.float64)
-        last, lowest, highest = sources.max(initial=-1), priorities.min(initial=0), priorities.max(initial=0)
-        fits = sources.ndim == 1 and sources.shape == priorities.shape and sources.dtype.kind in "iu"
+        slots, priorities = np.asarray(slots), np.asarray(priorities, np.float64)
+        last, lowest, highest = slots.max(initial=-1), priorities.min(initial=0), priorities.max(initial=0)
+        fits = slots.ndim == 1 and slots.shape == priorities.shape and slots.dtype.kind in "iu"
         if not fits or last >= NUM_PRIORITY_SLOTS or lowest < 0 or not highest < np.inf:
             raise ValueError(
-                f"sources are {sources.dtype}{list(sources.shape)} up to {last} and priorities "
-                f"{list(priorities.shape)} from {lowest} to {highest}, but sources must be integers (B,) "
+                f"slots are {slots.dtype}{list(slots.shape)} up to {last} and priorities "
+                f"{list(priorities.shape)} from {lowest} to {highest}, but slots must be integers (B,) "
                 f"below {NUM_PRIORITY_SLOTS} and priorities finite numbers (B,) of at least 0. Fix: pass "
-                "Trajectory.source and the absolute TD error of each window."
+                "Trajectory.priority_slot and the absolute TD error of each window."
             )
-        is_ours = sources >= 0
+        is_ours = slots >= 0
         limits = np.finfo(np.float32)
         powers = np.clip(priorities[is_ours] ** self.exponent, limits.tiny, limits.max).astype(np.float32)
-        self._powers[sources[is_ours]] = powers
+        self._powers[slots[is_ours]] = powers
         self._powers[-1] = max(self._powers[-1], powers.max(initial=0.0))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the priorities by source, and the highest ever given."""
+        """Return the priorities by slot, and the highest ever given."""
         given, inverse = np.flatnonzero(self._powers[:-1]), 1 / self.exponent
         return {
-            "sources": given.tolist(),
+            "sources": given.tolist(),  # a name from older checkpoints
             "priorities": (self._powers[given].astype(np.float64) ** inverse).tolist(),
             "highest": float(self._powers[-1]) ** inverse,
         }

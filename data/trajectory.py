@@ -87,7 +87,8 @@ class Trajectory:
             time limit cut the episode).
         env_name: name of the environment that produced it.
         policy_version: number of the policy that acted last in it, None if unknown.
-        source: number that identifies the window's trajectory in PrioritySampler; -1 without priorities.
+        priority_slot: number that identifies the window's trajectory in PrioritySampler; -1 without
+            priorities.
         nvec: number of actions of each of the K factors of an action (MultiDiscrete); A is their sum. None
             for other actions.
         extras: further data from the agent for each step, each (T, ...) in its own dtype; mostly empty.
@@ -106,7 +107,7 @@ class Trajectory:
     dones: Array
     env_name: str = "env"
     policy_version: int | None = None
-    source: int = -1
+    priority_slot: int = -1
     nvec: tuple[int, ...] | None = None
     extras: dict[str, Array] = field(default_factory=dict)
 
@@ -171,16 +172,16 @@ class Trajectory:
             dones=self.dones[start:stop],
             env_name=self.env_name,
             policy_version=self.policy_version,
-            source=self.source,
+            priority_slot=self.priority_slot,
             nvec=self.nvec,
             extras={key: value[start:stop] for key, value in self.extras.items()},
         )
         return window
 
-    def with_source(self, source: int) -> Trajectory:
-        """Return the same arrays with another `source`."""
+    def with_priority_slot(self, slot: int) -> Trajectory:
+        """Return the same arrays with another `priority_slot`."""
         same = object.__new__(Trajectory)
-        same.__dict__.update(self.__dict__, source=source)
+        same.__dict__.update(self.__dict__, priority_slot=slot)
         return same
 
 

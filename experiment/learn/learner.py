@@ -189,7 +189,7 @@ class Learner:
             compute_loss adds.
         lr_warmup_steps: updates until the full learning rate is reached.
         grad_clip: largest global gradient norm, over the optimizer's parameters only; 0 or less: no limit.
-        report_priorities: called with sources (W,) and priorities (W,) of every batch; None for no
+        report_priorities: called with priority slots (W,) and priorities (W,) of every batch; None for no
             priorities.
         on_nan: what happens if losses or gradients are NaN or infinite. "stop" looks at the updates that are
             logged and ends the run, naming the loss term, discount and timestep. "stop_at_once" looks at
@@ -493,7 +493,7 @@ class Learner:
 
     def _report_priorities(self, batch: AnyBatch, found: Mapping[str, Any]) -> None:
         """Report to the dataset how badly the critics predict each window of a batch."""
-        if self.report_priorities is None or not isinstance(batch, Batch) or batch.sources is None:
+        if self.report_priorities is None or not isinstance(batch, Batch) or batch.priority_slots is None:
             return
         if "squared_errors" not in found:
             raise ValueError(
@@ -503,11 +503,11 @@ class Learner:
             )
         windows = batch.window_idxs[:, :-1]
         priorities = sequence_priorities(
-            found["squared_errors"], found["Critic Mask"], windows, num_windows=len(batch.sources)
+            found["squared_errors"], found["Critic Mask"], windows, num_windows=len(batch.priority_slots)
         )
         # Every process draws by priorities, so each needs those of all sequences.
-        sources, priorities = self.accelerator.gather((batch.sources, priorities))
-        self.report_priorities(sources.cpu().numpy(), priorities.cpu().numpy())
+        slots, priorities = self.accelerator.gather((batch.priority_slots, priorities))
+        self.report_priorities(slots.cpu().numpy(), priorities.cpu().numpy())
 
     def _with_details(
         self, metrics: dict[str, Any], batches: Sequence[AnyBatch], grad_norms: Mapping[str, Tensor]

@@ -94,19 +94,19 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
 }
 
 
-def window(length: int, source: int) -> Trajectory:
+def window(length: int, number: int) -> Trajectory:
     """A window of random data. Every third one begins its episode; a fifth of transitions are terminal."""
-    rng = np.random.default_rng(source)
+    rng = np.random.default_rng(number)
     return Trajectory(
         obs={"observation": rng.standard_normal((length + 1, 3)).astype(np.float32)},
-        rl2s=rng.standard_normal((length + 1, 3 if source >= 100 else 4)).astype(np.float32),
-        time_idxs=np.arange(length + 1)[:, None] + source % 3,
+        rl2s=rng.standard_normal((length + 1, 3 if number >= 100 else 4)).astype(np.float32),
+        time_idxs=np.arange(length + 1)[:, None] + number % 3,
         actions=rng.random((length, 2)).astype(np.float32)
-        if source >= 100
+        if number >= 100
         else rng.integers(3, size=(length, 1)),
         rews=rng.standard_normal((length, 1)).astype(np.float32),
         dones=rng.random((length, 1)) < 0.2,
-        source=source,
+        priority_slot=number,
     )
 
 
@@ -116,10 +116,10 @@ def windows(space: Any) -> list[Trajectory]:
 
 
 def of_windows(values: Tensor, batch: Batch) -> Tensor:
-    """Values (B, L, ...) of the real transitions, window by window in the order of their sources."""
-    assert batch.sources is not None
+    """Values (B, L, ...) of the real transitions, window by window in the order of their numbers."""
+    assert batch.priority_slots is not None
     parts = torch.split(values[batch.mask[..., 0]], batch.lengths.tolist())
-    return torch.cat([parts[i] for i in batch.sources.argsort().tolist()])
+    return torch.cat([parts[i] for i in batch.priority_slots.argsort().tolist()])
 
 
 @pytest.mark.kernels
@@ -135,9 +135,9 @@ def test_packed_windows_have_the_losses_gradients_and_statistics_of_padded_ones(
         actor, critic = of_windows(terms.actor, batch), of_windows(terms.critic, batch)
         (actor.mean() + critic.mean()).backward()
         mask = batch.mask[..., None, None].expand_as(terms.critic)
-        assert batch.sources is not None
+        assert batch.priority_slots is not None
         priorities = sequence_priorities(terms.critic, mask, batch.window_idxs[:, :-1], len(trajs))
-        results = {"actor": actor, "critic": critic, "priorities": priorities[batch.sources.argsort()]}
+        results = {"actor": actor, "critic": critic, "priorities": priorities[batch.priority_slots.argsort()]}
         agent.after_update()
         results |= {f"metric {name}": value for name, value in terms.metrics.items()}
         results |= {f"buffer {name}": value for name, value in agent.named_buffers()}
@@ -156,13 +156,13 @@ def test_a_packed_batch_holds_every_window_once_and_records_its_place() -> None:
     trajs = windows(DISCRETE)
     batch = pack_batch(trajs, MAX_SEQ_LEN)
     assert batch.resets is not None
-    assert batch.sources is not None
+    assert batch.priority_slots is not None
     assert batch.mask.shape == (4, MAX_SEQ_LEN, 1)  # 51 timesteps in 52 places
-    assert batch.lengths.tolist() == [len(trajs[i]) for i in batch.sources]
-    assert sorted(batch.sources.tolist()) == list(range(len(trajs)))
+    assert batch.lengths.tolist() == [len(trajs[i]) for i in batch.priority_slots]
+    assert sorted(batch.priority_slots.tolist()) == list(range(len(trajs)))
     assert int(batch.timestep_mask.sum()) == sum(len(traj) + 1 for traj in trajs)
-    for k, source in enumerate(batch.sources.tolist()):
-        traj, places = trajs[source], (batch.window_idxs == k) & batch.timestep_mask[..., 0]
+    for k, number in enumerate(batch.priority_slots.tolist()):
+        traj, places = trajs[number], (batch.window_idxs == k) & batch.timestep_mask[..., 0]
         assert batch.resets[places].tolist() == [True] + [False] * len(traj)
         assert torch.equal(batch.obs["observation"][places], torch.from_numpy(traj.obs["observation"]))
         steps = places[:, :-1] & batch.mask[..., 0]

@@ -198,7 +198,7 @@ def test_frequencies_follow_priorities(make_dataset: MakeDataset, fill: Fill, fi
     dataset, rng = make_dataset(sampler=PrioritySampler(0.5)), np.random.default_rng(0)
     windows = dataset.sample_windows(2000, rng)
     assert_shares(file_numbers(windows), dict.fromkeys(range(4), 0.25))
-    slots = dict(zip(file_numbers(windows), [window.source for window in windows], strict=True))
+    slots = dict(zip(file_numbers(windows), [window.priority_slot for window in windows], strict=True))
     given = np.array([slots[0], slots[1], slots[2], -1])
     dataset.sampler.update_priorities(given, np.array([1.0, 4.0, 16.0, 1000.0]))
     # File 3 has no priority yet, so it counts like the highest, 16; the square roots are 1, 2, 4 and 4.
@@ -248,12 +248,12 @@ def test_trajectories_in_memory_keep_their_priorities_while_others_are_dropped(
 ) -> None:
     trajs = [make_traj(2, first=1000 * i) for i in range(3)]
     dataset: Any = make_dataset(MemoryTrajDataset(trajs, max_timesteps=6, sampler=PrioritySampler(1.0)))
-    seen = {window.source for window in dataset.sample_windows(50, np.random.default_rng(0))}
+    seen = {window.priority_slot for window in dataset.sample_windows(50, np.random.default_rng(0))}
     dataset.sampler.update_priorities(np.array([*seen]), np.array([8.0, 1.0, 3.0]))
     dataset.add(make_traj(2, first=3000))  # without a priority yet, it counts as 8; the first one is dropped
     windows = dataset.sample_windows(3000, np.random.default_rng(0))
     assert_shares(file_numbers(windows), {1: 1 / 12, 2: 3 / 12, 3: 8 / 12})
-    assert [window.source for window in windows] == file_numbers(windows)
+    assert [window.priority_slot for window in windows] == file_numbers(windows)
     assert dataset.state_dict()["sampler"]["sources"] == [1, 2]
 
 
@@ -276,10 +276,10 @@ def test_priorities_set_by_another_process_are_seen(
     assert set(file_numbers(dataset.sample_windows(100, rng))) == {1}
 
 
-def test_windows_have_no_source_without_priorities(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
+def test_windows_have_no_slot_without_priorities(make_dataset: MakeDataset, fill: Fill, fifo: Path) -> None:
     fill(fifo, [2])
     dataset = make_dataset()
-    assert dataset.sample_random_trajectory(np.random.default_rng(0)).source == -1
+    assert dataset.sample_random_trajectory(np.random.default_rng(0)).priority_slot == -1
     assert dataset.state_dict()["sampler"] == {}
 
 
@@ -373,7 +373,7 @@ def test_a_relabeler_sees_whole_trajectories_and_the_extras_of_acting_are_droppe
         windows = dataset.sample_windows(50, np.random.default_rng(0))
         assert all(window.extras.keys() == kept for window in windows)
         dataset.close()
-    assert {window.source for window in windows} == {0}
+    assert {window.priority_slot for window in windows} == {0}
     in_memory = make_dataset(MemoryTrajDataset([traj], relabeler=LastTwo()), max_seq_len=1)
     for found in (windows, in_memory.sample_windows(50, np.random.default_rng(0))):
         assert {int(window.time_idxs[0, 0]) for window in found} == {28, 29}

@@ -312,12 +312,12 @@ def _windows(folder: Path) -> dict[str, Any]:
     exp.dataset.refresh()
     drawn = [batch for batch in exp.loader.epoch(0, 3)]
     reported: list[tuple[Any, Any]] = []
-    exp.learner.report_priorities = lambda sources, priorities: reported.append((sources, priorities))
+    exp.learner.report_priorities = lambda slots, priorities: reported.append((slots, priorities))
     exp.train_step(drawn[:1])
     result = {
         "drawn": torch.cat([batch.obs["observation"][:, 0, 0] for batch in drawn]),
         "may_delete": exp.dataset.has_edit_rights,
-        "sources": drawn[0].sources,
+        "slots": drawn[0].priority_slots,
         "reported": [(torch.as_tensor(s), torch.as_tensor(p)) for s, p in reported],
     }
     exp.close()

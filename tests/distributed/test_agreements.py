@@ -109,10 +109,10 @@ def test_a_stop_requested_by_one_process_takes_effect_after_the_same_epoch_in_al
 
 
 def test_priorities_reach_every_process(agreed: Any) -> None:
-    every = torch.cat([rank["windows"]["sources"] for rank in agreed])
+    every = torch.cat([rank["windows"]["slots"] for rank in agreed])
     for rank in agreed:
-        ((sources, priorities),) = rank["windows"]["reported"]
-        assert torch.equal(sources, every)
+        ((slots, priorities),) = rank["windows"]["reported"]
+        assert torch.equal(slots, every)
         assert priorities.shape == every.shape
     assert torch.equal(agreed[0]["windows"]["reported"][0][1], agreed[1]["windows"]["reported"][0][1])
 

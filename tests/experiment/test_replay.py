@@ -37,8 +37,8 @@ def test_training_sets_the_priorities_of_the_files_it_saw(tmp_path: Path) -> Non
     experiment.collect_new_training_data()
     dataset.refresh()
     batch = next(iter(experiment.loader.epoch(0, 1)))
-    assert batch.sources is not None
-    assert (batch.sources >= 0).all()
+    assert batch.priority_slots is not None
+    assert (batch.priority_slots >= 0).all()
     before = dataset.sampler.state_dict()
     experiment.train_step([batch])
     after = dataset.sampler.state_dict()
@@ -76,7 +76,7 @@ def test_a_run_with_retrace_stores_the_probabilities_of_its_actions(tmp_path: Pa
 def test_a_run_learns_from_packed_batches(tmp_path: Path) -> None:
     class Watched(Experiment):
         def compute_loss(self, batch: Any, log_step: bool = False) -> dict[str, Any]:
-            shapes.append((batch.resets is not None, len(batch.sources), batch.mask.shape[1]))
+            shapes.append((batch.resets is not None, len(batch.priority_slots), batch.mask.shape[1]))
             return super().compute_loss(batch, log_step)
 
     shapes: list[tuple[bool, int, int]] = []
