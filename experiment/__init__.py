@@ -21,6 +21,7 @@ from .experiment import Experiment
 from .learn.learner import Learner
 from .optional.curriculum import EpisodeLengthCurriculum
 from .optional.freezing import ParamFreezer
+from .optional.novelty import NoveltyBonus
 from .optional.pretraining import Pretraining
 from .optional.reward_shaping import ScaleRewards
 from .output.logs import MetricLogger
@@ -41,6 +42,7 @@ __all__ = [
     "Learner",
     "LoadedPolicy",
     "MetricLogger",
+    "NoveltyBonus",
     "ParamFreezer",
     "Pretraining",
     "ScaleRewards",

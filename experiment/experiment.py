@@ -82,7 +82,8 @@ from .process.threads import choose_threads
 from .settings import Settings, check_for_on_policy, check_settings, shrink
 
 logger = logging.getLogger("loxodon")
-_PER_PROCESS = {"trainer", "collector", "rng"}  # parts with a separate state in each process
+# Parts with a separate state in each process
+_PER_PROCESS = {"trainer", "collector", "reward_shaping", "rng"}
 _RESTORED_LAST = {"collector", "dataset", "rng"}  # parts that are restored only when all others fit
 _CONSOLE_METRICS = {  # metrics of an epoch that the terminal shows
     "val/return": "val return",
@@ -785,7 +786,7 @@ class Experiment(Settings):
         if self.ctx.role.is_actor:
             metrics |= self.published.metrics() | self.pace.metrics()
         speed = {"time/collect_s": elapsed_s, "time/env_steps_per_s": taken / elapsed_s}
-        self.log({**metrics, **collector.metrics, **speed, **stages})
+        self.log({**metrics, **collector.metrics, **self.reward_shaping.metrics(), **speed, **stages})
         if self.test_run:
             collector.flush()  # so few steps may not end any episode
         return metrics
@@ -1087,6 +1088,7 @@ class Experiment(Settings):
             "pace": self.pace,
             "trainer": self.trainer,
             "collector": self.collector,
+            "reward_shaping": self.reward_shaping,
             "dataset": self.dataset,
             "rng": GlobalGenerators(),
         }

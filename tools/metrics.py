@@ -63,6 +63,7 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
         {
             **_EPISODES,
             "acting_discount": "discount whose policy has the best recent returns (`Agent.acting`)",
+            "novelty": "mean of 1 / sqrt(count) over the observations (`NoveltyBonus`)",
         },
     ),
     "val": (

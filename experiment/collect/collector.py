@@ -185,8 +185,9 @@ class Collector:
         should_stop: asked after each vector step; True ends the call early.
         cast: makes the autocast context of the forward pass.
         on_env_steps: called after each vector step of a group with its number of env steps; it may sleep.
-        shape_rewards: function from (N,) float32 to (N,) float32, the rewards that the sinks get. It must
-            not change its input. Sinks then get the original rewards as extras["raw_rewards"] (N, 1).
+        shape_rewards: function of the rewards (N,) float32 and the observations (N, ...) that follow them.
+            It returns the rewards that the sinks get, (N,) float32, and must not change its input. Sinks then
+            get the original rewards as extras["raw_rewards"] (N, 1).
         timer: measures the time of acting, of the envs and of the sinks.
         is_training: True lets the agent's hooks end episodes and combine rewards.
         save_env_state: False leaves the rollout out of `state_dict`, True requires it, and None includes it
@@ -206,7 +207,7 @@ class Collector:
         should_stop: Callable[[], bool] = lambda: False,
         cast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         on_env_steps: Callable[[int], None] | None = None,
-        shape_rewards: Callable[[np.ndarray], np.ndarray] | None = None,
+        shape_rewards: Callable[[np.ndarray, Arrays], np.ndarray] | None = None,
         timer: StageTimer | None = None,
         is_training: bool = True,
         save_env_state: bool | None = None,
@@ -488,7 +489,7 @@ class Collector:
             if combines := self.hooks.combines_rewards and self.is_training:
                 stored = self.hooks.combined(self.agent, rewards, infos.get("metrics", ()))
             if self.shape_rewards is not None:
-                stored = self.shape_rewards(stored)
+                stored = self.shape_rewards(stored, following)
             if combines or self.shape_rewards is not None:
                 extras = {**extras, "raw_rewards": rewards[:, None]}
             step = (actions, stored, terminated, ended, following, rl2s, time_idxs, ignored, extras)

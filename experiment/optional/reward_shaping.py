@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gin
@@ -10,6 +10,7 @@ import numpy as np
 
 from ...data import RLDataset
 from ...data.errors import check_number
+from .novelty import NoveltyBonus
 
 ShapeRewards = Callable[[np.ndarray, float], np.ndarray]
 
@@ -46,40 +47,70 @@ class ScaleRewards:
         return shaped.astype(np.float32)
 
 
-@gin.configurable(allowlist=["shaper"])
+@gin.configurable(allowlist=["shaper", "bonus"])
 class RewardShaping:
     """Shapes the rewards that training sees, of collected and of relabelled trajectories.
+
+    The policy's input and all metrics keep the environment's own rewards.
 
     Args:
         num_epochs: number of epochs of the run.
         epoch: returns the epoch that schedules follow.
-        shaper: (rewards (N,) float32, progress from 0 to 1) -> (N,), the rewards stored for training. The
-            policy's input and all metrics keep the environment's own rewards. None changes nothing.
+        shaper: (rewards (N,) float32, progress from 0 to 1) -> (N,), the rewards stored for training. None
+            changes nothing.
+        bonus: added to the shaped rewards of collected trajectories, for new observations; None adds nothing.
 
-    Raises: TypeError for a shaper that cannot be called this way.
+    Raises: TypeError for a shaper or bonus that cannot be called this way.
     """
 
     def __init__(
-        self, num_epochs: int, epoch: Callable[[], int], *, shaper: ShapeRewards | None = None
+        self,
+        num_epochs: int,
+        epoch: Callable[[], int],
+        *,
+        shaper: ShapeRewards | None = None,
+        bonus: NoveltyBonus | None = None,
     ) -> None:
         if shaper is not None and (isinstance(shaper, type) or not callable(shaper)):
             raise TypeError(
                 f"RewardShaping.shaper is {shaper!r}, but must be a function of (rewards, progress). Fix: in "
                 "gin write @ScaleRewards() with parentheses."
             )
-        self._num_epochs, self._epoch, self._shaper = num_epochs, epoch, shaper
+        if bonus is not None and not isinstance(bonus, NoveltyBonus):
+            raise TypeError(
+                f"RewardShaping.bonus is {bonus!r}, but must be a NoveltyBonus. Fix: in gin write "
+                "@NoveltyBonus() with parentheses; derive your own from it."
+            )
+        self._num_epochs, self._epoch, self._shaper, self._bonus = num_epochs, epoch, shaper, bonus
 
-    def of_rollouts(self) -> Callable[[np.ndarray], np.ndarray] | None:
-        """The function that the training collector applies to each step's rewards; None without a shaper.
+    def of_rollouts(self) -> Callable[[np.ndarray, Mapping[str, np.ndarray]], np.ndarray] | None:
+        """The function that the training collector applies to each step; None if nothing is shaped.
 
-        It takes (N,) float32, does not change it and returns (N,) float32. It raises ValueError if the user's
-        function returns anything else.
+        It takes rewards (N,) float32, which it does not change, and the observations (N, ...) that follow,
+        and returns (N,) float32. It raises ValueError if the user's function returns anything else.
         """
-        return None if self._shaper is None else lambda rewards: self._shaped(rewards, self._epoch())
+        return None if self._shaper is None and self._bonus is None else self._shaped_with_bonus
+
+    def _shaped_with_bonus(self, rewards: np.ndarray, following: Mapping[str, np.ndarray]) -> np.ndarray:
+        shaped = self._shaped(rewards, self._epoch())
+        return shaped if self._bonus is None else shaped + self._bonus(following)
+
+    def metrics(self) -> dict[str, float]:
+        """The mean novelty since the last call, if there is a bonus."""
+        return {} if self._bonus is None else self._bonus.metrics()
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the bonus."""
+        return {} if self._bonus is None else self._bonus.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from the result of `state_dict`."""
+        if self._bonus is not None and state:
+            self._bonus.load_state_dict(state)
 
     def shape_relabeled(self, dataset: RLDataset) -> None:
-        """Let relabellers in all parts of the dataset shape the rewards that they return."""
-        if self._shaper is None:
+        """Let relabellers in all parts of the dataset shape the rewards that they return, without a bonus."""
+        if self.of_rollouts() is None:
             return
         if dataset.relabeler is not None:
             dataset.relabeler.shape_rewards = self._shaped
@@ -88,7 +119,8 @@ class RewardShaping:
 
     def _shaped(self, rewards: np.ndarray, epoch: int) -> np.ndarray:
         """The result of the shaper at that epoch, (N,) float32."""
-        assert self._shaper is not None
+        if self._shaper is None:
+            return rewards.astype(np.float32)
         progress = min(1.0, epoch / max(self._num_epochs, 1))
         shaped: Any = self._shaper(rewards.astype(np.float32), progress)
         name = getattr(self._shaper, "__name__", type(self._shaper).__name__)

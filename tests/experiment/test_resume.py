@@ -133,7 +133,10 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "mixture, drawn seed": ({}, "Experiment.seed = None\n"),
     "dropout, priorities": ({"encoder": "TransformerTrajEncoder", "sampler": "PrioritySampler"}, ""),
     "cut episodes": ({}, "Collector.save_env_state = False\nCheckpointManager.exact_resume = True\n"),
-    "choice of discounts": ({}, "Agent.acting = @ActByReturn()\n"),
+    "choice of discounts, bonus": (
+        {},
+        "Agent.acting = @ActByReturn()\nRewardShaping.bonus = @NoveltyBonus()\n",
+    ),
     "cut files": ({}, "Experiment.traj_save_len = 8\nTMazePassive.horizon = 20\n"),
 }
 

@@ -252,7 +252,7 @@ class Frugal(TinyAgent):
 def test_an_agent_combines_the_terms_of_rewards(tmp_path: Path) -> None:
     envs, sink = make_vector_env([EnvSpec(Payer, {"length": 4})] * 2, "sync"), RecordingSink()
     agent: Any = Frugal(envs.single_observation_space, envs.single_action_space, None, None, 8)
-    shaped = {"shape_rewards": lambda rewards: rewards / 2}
+    shaped = {"shape_rewards": lambda rewards, obs: rewards / 2}
     collector = Collector([RolloutGroup(envs, sinks=[sink])], agent, torch.device("cpu"), True, **shaped)
     collector.restart(seed=0)
     collector.collect(4)

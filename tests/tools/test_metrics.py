@@ -24,14 +24,8 @@ AGENTS = (Agent, BCAgent, DQNAgent, IQLAgent, MultiTaskAgent, SACAgent)
 CONDITIONAL = {
     *("attempts", "return_attempt_<i>", "success_attempt_<i>", "<dataset>/weight", "<dataset>/<any>"),
     *("reward/<name>", "<metric>", "metric/<metric>"),
-    *(
-        "<name>_loss",
-        "skipped_updates",
-        "normalized_reward",
-        "replay_ratio",
-        "loss_weight",
-        "acting_discount",
-    ),
+    *("<name>_loss", "skipped_updates", "normalized_reward", "replay_ratio", "loss_weight"),
+    *("acting_discount", "novelty"),
     *("version", "age_s", "versions_behind", "newest_age_s", "wait_for_learner_s", "wait_for_actors_s"),
 }
 
