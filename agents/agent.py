@@ -11,14 +11,13 @@ from torch import Tensor
 
 from ..data.errors import check_number
 from ..nets import (
-    Categorical,
     CriticEnsemble,
     DiscountInputCriticEnsemble,
     PolicyDistribution,
 )
 from .base import CODE_SUPPLIED, LossTerms
 from .filtered import FilteredActorAgent
-from .off_policy import Estimates, Transitions, expectation
+from .off_policy import Estimates, Transitions
 
 
 @gin.configurable(denylist=CODE_SUPPLIED)
@@ -73,7 +72,7 @@ class Agent(FilteredActorAgent):
             targets = self.policy_targets(transitions, self.next_policies(transitions))
         self.gather_targets(targets, transitions)
         policy = self.policies(self.actor, transitions.current)
-        q_data, q_policy = self._action_values(transitions, policy)
+        q_data, q_policy = self.action_values(transitions, policy)
         critic_loss = self.critic_errors(q_data, targets)
         critic_advantages = (q_data - q_policy).detach()
         self.gather_advantages(critic_advantages, transitions)
@@ -82,19 +81,6 @@ class Agent(FilteredActorAgent):
         found = {"q": q_data, "targets": targets, "advantages": advantages, "filter_weights": weights}
         metrics = self.metrics(transitions, policy=policy, **found) if with_metrics else {}
         return LossTerms(actor_loss, critic_loss, metrics)
-
-    def _action_values(self, transitions: Transitions, policy: PolicyDistribution) -> tuple[Tensor, Tensor]:
-        """Values (B, L, C, G, 1) of the recorded actions, and of the policy's actions for the actor loss.
-
-        Gradients of the latter reach only the policy, not the critics or their state input.
-        """
-        state = transitions.current.state
-        if isinstance(policy, Categorical):
-            values = self.all_values(self.critics, state)
-            return expectation(values, transitions.recorded), expectation(values.detach(), policy.probs)
-        q_data = self.recorded_values(self.critics, state, transitions.recorded)
-        num_samples = self.num_actions_for_value_in_actor_loss
-        return q_data, self.policy_values(self.critics.frozen(), state.detach(), policy, num_samples)
 
     def estimate(self, transitions: Transitions) -> Estimates:
         found = super().estimate(transitions)

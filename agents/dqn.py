@@ -91,7 +91,7 @@ class DQNAgent(OffPolicyAgent):
             best = self._greedy(self.all_values(chooser, after.state), after)
             targets = self.policy_targets(transitions, best)
         self.gather_targets(targets, transitions)
-        q, v = self._action_values(transitions)
+        q, v = self._q_and_v(transitions)
         self.gather_advantages((q - v).detach(), transitions)
         loss = self.critic_errors(q, targets)
         metrics = self.metrics(transitions, q=q, targets=targets) if with_metrics else {}
@@ -102,9 +102,9 @@ class DQNAgent(OffPolicyAgent):
         return cast("Categorical", self.restrict(GreedyPolicy(values.mean(2)), at.obs))
 
     def estimate(self, transitions: Transitions) -> Estimates:
-        return self._estimates_of(*self._action_values(transitions))
+        return self._estimates_of(*self._q_and_v(transitions))
 
-    def _action_values(self, transitions: Transitions) -> tuple[Tensor, Tensor]:
+    def _q_and_v(self, transitions: Transitions) -> tuple[Tensor, Tensor]:
         """Values (B, L, C, G, 1) of the recorded and, without gradient, of the greedy actions."""
         values = self.all_values(self.critics, transitions.current.state)
         greedy = self._greedy(values.detach(), transitions.current)

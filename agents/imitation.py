@@ -35,6 +35,9 @@ class Imitator(Protocol):
     def restrict(self, policy: PolicyDistribution, obs: dict[str, Tensor]) -> PolicyDistribution:
         """The policy without the actions that observations (B, L, *) forbid."""
 
+    def imitation_log_prob(self, policy: PolicyDistribution, actions: Tensor) -> Tensor:
+        """Log-probabilities (B, L, 1) of recorded actions; 0 for those that a mask forbids."""
+
 
 @dataclass(frozen=True)
 class Demonstrations:
@@ -72,7 +75,7 @@ def imitation_loss(agent: Imitator, demos: Demonstrations, with_metrics: bool = 
     states = [model.encode(batch, mask=batch.timestep_mask, resets=batch.resets) for model in models]
     policy = agent.policy(states[0][:, :-1])
     policy = agent.restrict(policy, {key: x[:, :-1] for key, x in batch.obs.items()})
-    log_probs = policy.log_prob(batch.actions).float()
+    log_probs = agent.imitation_log_prob(policy, batch.actions).float()
     outputs: Tensor = agent.value_head(states[-1]).float()
     values = agent.value_norm.value(outputs.detach())
     returns = _returns(batch, values, demos.estimate)

@@ -34,7 +34,8 @@ class IQLAgent(OffPolicyAgent):
         beta: how strongly better actions are preferred; 0 clones behaviour.
         max_weight: largest weight of an action.
         num_critics: ensemble size.
-        critic_subset: draws the critics for each target; all of them by default.
+        critic_subset: draws the critics for each target; two different ones by default, which are all unless
+            num_critics is raised.
         **shared: other settings of OffPolicyAgent.
     Raises: ValueError for settings that do not fit together.
     """

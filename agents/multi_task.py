@@ -134,17 +134,6 @@ class MultiTaskAgent(FilteredActorAgent):
         values: Tensor = critics(state, actions, read=self.bins.decode).squeeze(2)
         return values
 
-    def values_of_both(
-        self,
-        critics: Any,
-        state: Tensor,
-        policy: PolicyDistribution,
-        actions: Tensor,
-        num_samples: int | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        of_policy = self.policy_values(critics, state, policy, num_samples)
-        return self.recorded_values(critics, state, actions), of_policy
-
     def estimate(self, transitions: Transitions) -> Estimates:
         logits = self.critics(transitions.current.state, transitions.recorded).squeeze(2)
         q, advantages = self._advantages(transitions, self.policies(self.actor, transitions.current), logits)

@@ -324,11 +324,24 @@ class OffPolicyAgent(BaseAgent, ABC):
         num_samples: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Values of recorded and of the policy's actions, in one pass if critics output all actions."""
-        if isinstance(policy, Categorical):
-            values = self.all_values(critics, state)
-            return expectation(values, actions), expectation(values, policy.probs)
+        if self.critics.from_action is None:
+            values, probs = self.all_values(critics, state), cast("Categorical", policy).probs
+            return expectation(values, actions), expectation(values, probs)
         of_policy = self.policy_values(critics, state, policy, num_samples)
         return self.recorded_values(critics, state, actions), of_policy
+
+    def action_values(self, transitions: Transitions, policy: PolicyDistribution) -> tuple[Tensor, Tensor]:
+        """Values (B, L, C, G, 1) of the recorded actions, and of the policy's actions for the actor loss.
+
+        Gradients of the latter reach only the policy, not the critics or their state input.
+        """
+        state = transitions.current.state
+        if isinstance(policy, Categorical):
+            values = self.all_values(self.critics, state)
+            return expectation(values, transitions.recorded), expectation(values.detach(), policy.probs)
+        q_data = self.recorded_values(self.critics, state, transitions.recorded)
+        num_samples = self.num_actions_for_value_in_actor_loss
+        return q_data, self.policy_values(self.critics.frozen(), state.detach(), policy, num_samples)
 
     @torch.no_grad()
     def get_values(self, batch: Batch) -> Values:
@@ -426,7 +439,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         advantages: Tensor | None = None,
         filter_weights: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Metrics that all agents have; per-discount metrics without a suffix are those of the acting policy.
+        """Metrics that all agents have; per-discount metrics without a suffix are those of `gamma`.
 
         Args:
             transitions: the batch.
@@ -473,7 +486,7 @@ class OffPolicyAgent(BaseAgent, ABC):
         return found
 
     def _by_discount(self, name: str, values: Tensor) -> dict[str, Tensor]:
-        """A metric with values (G, 1): one for each discount; without a suffix, that of the acting policy."""
+        """A metric with values (G, 1): one for each discount; without a suffix, that of `gamma`."""
         found = {name: values[-1, 0].clone()}
         for discount, value in zip(self.discounts[:, 0].tolist(), values[:, 0], strict=True):
             found[f"{name}/{discount:.6g}"] = value.clone()

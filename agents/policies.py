@@ -47,7 +47,8 @@ def distribution_for(
         chosen: a class of `nets`, or its name: for Box "TanhGaussian" (the default), "Gaussian", "Beta" or
             "GaussianMixture"; for MultiDiscrete "MultiCategorical" (the default) or, if all factors have two
             actions, "Bernoulli"; for Discrete "Categorical" (the default). None for the default. A type of
-            your own fits Box if its `is_discrete` is False, and other spaces if it is True.
+            your own fits Box if its `is_discrete` is False, and other spaces if it is True. For Discrete,
+            derive it from `Categorical`, whose probabilities most agents need.
         setting: name of the setting that chose it, for errors.
     Raises: ValueError for a distribution that does not fit.
     """

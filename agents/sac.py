@@ -37,7 +37,7 @@ class SACAgent(OffPolicyAgent):
         *given: arguments that code supplies, see BaseAgent.
         alpha: initial value of alpha.
         target_entropy: entropy that alpha aims for, in nats; None: minus the number of dimensions for Box,
-            else three tenths of the entropy of uniform actions.
+            else three tenths of the entropy of uniform actions, those that a mask forbids included.
         learn_alpha: learn alpha; otherwise it is constant.
         reward_multiplier: multiplies rewards in the losses.
         num_critics: ensemble size.
@@ -69,10 +69,8 @@ class SACAgent(OffPolicyAgent):
             next_policy = self.policies(self.actor, transitions.following)
             targets = self.policy_targets(transitions, next_policy, bonus=alpha * next_policy.entropy())
         self.gather_targets(targets, transitions)
-        policy, state = self.policies(self.actor, transitions.current), transitions.current.state
-        q_data = self.recorded_values(self.critics, state, transitions.recorded)
-        num_samples = self.num_actions_for_value_in_actor_loss
-        q_policy = self.policy_values(self.critics.frozen(), state.detach(), policy, num_samples)
+        policy = self.policies(self.actor, transitions.current)
+        q_data, q_policy = self.action_values(transitions, policy)
         advantages = (q_data - q_policy).detach()
         self.gather_advantages(advantages, transitions)
         value, entropy = q_policy.amin(2), policy.entropy()

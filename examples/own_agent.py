@@ -37,9 +37,8 @@ class AdvantageWeightedAgent(OffPolicyAgent):
             weights = (advantages.mean(2) / (self.temperature * self.values.sigma)).exp().clamp(max=20.0)
         self.gather_advantages(advantages, transitions)  # updates loss_weights, if there are any
         metrics = self.metrics(transitions, q=q, targets=targets) if with_metrics else {}
-        return LossTerms(
-            -weights * policy.log_prob(transitions.recorded), self.critic_errors(q, targets), metrics
-        )
+        log_probs = self.imitation_log_prob(policy, transitions.recorded)
+        return LossTerms(-weights * log_probs, self.critic_errors(q, targets), metrics)
 
 
 if __name__ == "__main__":

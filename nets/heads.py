@@ -291,7 +291,8 @@ class DiscountInputCriticEnsemble(CriticEnsemble):
         if not own_discount:
             actions = actions.unsqueeze(-2).expand(*actions.shape[:-1], len(self.encoded), -1)
         encoded = self.encoded.to(actions.dtype).expand(*actions.shape[:-1], 1)
-        inputs = torch.cat([actions.clamp(-0.999, 0.999), encoded], dim=-1)
+        clipped = actions + (actions.clamp(-0.999, 0.999) - actions).detach()
+        inputs = torch.cat([clipped, encoded], dim=-1)
         hidden, _ = super().activations(state, inputs.flatten(-3, -2))
         return hidden, [inputs.shape[:-1]]
 
@@ -369,7 +370,7 @@ class PolicyHead(nn.Module):
         d_hidden: width of the hidden layers.
         activation: name of the non-linearity.
         out_gain: gain of the output layer's initial weights.
-        init_log_std: logarithm of a Gaussian's standard deviation at the start.
+        init_log_std: logarithm of a Gaussian's standard deviation at the start, from -20 to 2.
         state_dependent_std: compute a Gaussian's standard deviation from the state.
     Raises: ValueError for an impossible size.
     Source: Andrychowicz et al. 2021, arXiv:2006.05990, section 3.2 (small last layer of the policy).

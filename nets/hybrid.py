@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -146,6 +147,9 @@ def _check_names(mixers: Sequence[str | type[Mixer]], mixer_settings: Mapping[st
 def _attention_settings(n_heads: int, max_seq_len: int, given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of attention layers: defaults, replaced by those given, with the kinds of heads as `Heads`."""
     owner, num_content = f"{_NAME}.mixer_settings['attention']", n_heads // 4
+    allowed = list(inspect.signature(TransformerLayer).parameters)[1:]
+    if unknown := sorted(given.keys() - set(allowed)):
+        raise TypeError(f"{owner} has no setting {unknown}; attention has {allowed}. Fix: set one of these.")
     settings = {
         "window": max_seq_len + 1,  # timesteps of the longest training sequence
         "qk_gain": QK_GAIN,
@@ -153,5 +157,8 @@ def _attention_settings(n_heads: int, max_seq_len: int, given: Mapping[str, Any]
         **given,
     }
     require_share(owner, **{name: rate for name, rate in given.items() if name.startswith("dropout_")})
+    require_at_least(1, owner, window=settings["window"])
+    gains = {name: settings[name] for name in ("qk_gain", "fixed_content_gain") if name in settings}
+    require_at_least(0, owner, **gains)
     settings["heads"] = Heads.named(settings["heads"], n_heads, setting=f"{owner}['heads']")
     return settings

@@ -13,8 +13,8 @@ from .mlp import Linear, by_input
 class SigmaReparamLinear(nn.Module):
     """A linear layer with weight (gain / sigma) W, where sigma is the spectral norm of W.
 
-    It keeps attention from collapsing onto single timesteps. In training, each forward pass with gradient
-    ends with one power iteration of the singular vectors; passes without gradient do not change them.
+    It keeps attention from collapsing onto single timesteps. Each forward pass with gradient ends with one
+    power iteration of the singular vectors; passes without gradient do not change them.
     Shapes: (..., d_in) -> (..., d_out).
     Source: Zhai et al. 2023, arXiv:2303.06296.
     """
@@ -36,7 +36,7 @@ class SigmaReparamLinear(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             # The vectors are cloned, because they change before the gradient is computed.
             scale = self.gain / (self.left.clone() @ (self.weight @ self.right.clone()))
-            if self.training and torch.is_grad_enabled():
+            if torch.is_grad_enabled():
                 with torch.no_grad():
                     self.left.copy_(F.normalize(self.weight @ self.right, dim=0))
                     self.right.copy_(F.normalize(self.weight.T @ self.left, dim=0))

@@ -194,7 +194,7 @@ class TransformerTrajEncoder(TrunkTrajEncoder):
             "TransformerTrajEncoder", d_model=d_model, n_heads=n_heads, d_ff=d_ff, n_layers=n_layers
         )
         gains = {"qk_gain": qk_gain, "fixed_content_gain": fixed_content_gain}
-        require_at_least(0, "TransformerTrajEncoder", **gains)
+        require_at_least(0, "TransformerTrajEncoder", max_time_idx=max_time_idx, **gains)
         rates = {"dropout_ff": dropout_ff, "dropout_emb": dropout_emb}
         rates |= {"dropout_attn": dropout_attn, "dropout_qkv": dropout_qkv}
         require_share("TransformerTrajEncoder", **rates)

@@ -645,7 +645,7 @@ class GridworldCNNTstepEncoder(_ImageTstepEncoder):
 def _flat_width(owner: str, key: str, obs_space: spaces.Dict) -> int:
     space = obs_space[key]
     if choices := _choices(space):
-        return sum(n for _, n in choices)
+        return sum(choices)
     if isinstance(space, spaces.Box | spaces.MultiBinary):
         width = 1
         for size in space.shape:
@@ -660,21 +660,20 @@ def _flat_width(owner: str, key: str, obs_space: spaces.Dict) -> int:
     )
 
 
-def _choices(space: spaces.Space[Any]) -> list[tuple[int, int]]:
-    """Least value and number of values of each discrete factor; empty for other spaces."""
+def _choices(space: spaces.Space[Any]) -> list[int]:
+    """Number of values of each discrete factor, which count from 0; empty for other spaces."""
     if isinstance(space, spaces.Discrete):
-        return [(int(space.start), int(space.n))]
+        return [int(space.n)]
     if isinstance(space, spaces.MultiDiscrete):
-        starts, sizes = space.start.reshape(-1).tolist(), space.nvec.reshape(-1).tolist()
-        return list(zip(starts, sizes, strict=True))
+        return [int(n) for n in space.nvec.reshape(-1)]
     return []
 
 
-def _flatten(x: Tensor, choices: list[tuple[int, int]]) -> Tensor:
+def _flatten(x: Tensor, choices: list[int]) -> Tensor:
     """Flatten x (B, L, *shape) to (B, L, width) float32, discrete factors as one-hots."""
     rows = x.reshape(*x.shape[:2], -1)
     if not choices:
         return rows.float()
     digits = rows.long().unbind(-1)
-    one_hots = [F.one_hot(digit - start, n) for digit, (start, n) in zip(digits, choices, strict=True)]
+    one_hots = [F.one_hot(digit, n) for digit, n in zip(digits, choices, strict=True)]
     return torch.cat(one_hots, dim=-1).float()

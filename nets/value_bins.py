@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .precision import in_full_precision
+
 _SPACINGS, _LABELS, _MEANS = ("symlog", "linear"), ("two_hot", "hl_gauss"), ("bins", "values")
 
 
@@ -86,6 +88,7 @@ class ValueBins(nn.Module):
             return self._hl_gauss(self._to_z(values))
         return self._two_hot(values if self.is_mean_of_values else self._to_z(values))
 
+    @in_full_precision
     def decode(self, logits: Tensor) -> Tensor:
         """Convert logits of bins to expected values."""
         mean = F.softmax(logits.float(), dim=-1) @ self.support

@@ -86,7 +86,7 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
     "train-update": (
         "A single update, every `Experiment.log_interval`. Some metrics exist for each discount: a name "
         "followed by a discount belongs to that discount, and the plain name belongs to `gamma`, with "
-        "which the agent acts.",
+        "which the agent acts unless `acting` chooses another discount.",
         {
             **_LOSSES,
             **_EXTRA,

@@ -191,8 +191,8 @@ class FixedUnits(_MovingMoments):
         value_g = origin_g + unit_g x_g
         sigma = max(sqrt(nu - mu^2), floor sqrt(nu));  mu, nu: moving averages of y and y^2
 
-    unit and origin are sigma and mu of the first targets that are not all 0, and 0 before. The first update
-    therefore does not train the critics: it only sets the scale.
+    unit and origin are sigma and mu of the first targets that are not all 0. Both are 0 in the first update,
+    which therefore trains no critic and only sets the scale; while all targets are 0, the unit is 1e-4.
 
     Reason: values do not change when statistics do, so no weights have to be rescaled in compensation.
     Without a floor, the errors of targets that hardly vary (a constant reward under a small discount) would

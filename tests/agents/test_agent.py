@@ -319,7 +319,7 @@ def test_filters_see_advantages_in_environment_units() -> None:
     agent = make_agent(fbc_filter_func=all_pass).eval()
     transitions = agent.transitions(make_batch(DISCRETE))
     agent.losses(transitions, with_metrics=False)
-    q, v = agent._action_values(transitions, agent.policies(agent.actor, transitions.current))
+    q, v = agent.action_values(transitions, agent.policies(agent.actor, transitions.current))
     torch.testing.assert_close(seen[0], (q - v).mean(2).detach() / 10.0)  # the reward multiplier
 
 

@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from loxodon.agents import (
+    GAE,
     ActOutput,
     Agent,
     BCAgent,
+    Demonstrations,
     DQNAgent,
     FixedUnits,
     IQLAgent,
@@ -532,6 +534,13 @@ def test_recorded_actions_that_the_mask_forbids_are_not_imitated(kind: Any) -> N
     assert terms.metrics["action_log_prob"] == 0.0
     batch.obs["allowed"][:] = 1
     assert agent(batch, with_metrics=True).metrics["action_log_prob"] < 0.0
+
+
+def test_ppo_does_not_imitate_recorded_actions_that_the_mask_forbids() -> None:
+    batch = make_batch(DISCRETE)
+    batch.obs["allowed"] = 1 - torch.nn.functional.pad(batch.actions, (0, 0, 0, 1)).to(torch.int8)
+    terms = make(PPOAgent, DISCRETE, 4)(Demonstrations(batch, GAE()))
+    assert (terms.actor == 0).all()
 
 
 @pytest.mark.parametrize("kind", [Agent, DQNAgent, SACAgent])

@@ -101,6 +101,15 @@ def test_classifying_critics_judge_actions_for_all_discounts_or_for_their_own() 
     torch.testing.assert_close(read, own.sum(-1, keepdim=True))
 
 
+def test_the_gradient_of_one_hots_passes_the_clip() -> None:
+    critics = DiscountInputCriticEnsemble(8, 3, 1, False, num_critics=2, d_hidden=16)
+    critics.build([0.9])
+    actions = torch.eye(3)[None, None].requires_grad_()
+    critics(torch.zeros(1, 1, 8), actions).sum().backward()
+    assert actions.grad is not None
+    assert (actions.grad != 0).all()
+
+
 def test_published_critics_read_the_discount_and_the_clipped_action() -> None:
     torch.manual_seed(0)
     discounts = [0.1, 0.9, 1.0]

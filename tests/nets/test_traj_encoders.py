@@ -551,6 +551,17 @@ def test_impossible_sizes_are_refused(build: Any, sizes: list[str]) -> None:
         ),
         (
             HybridTrajEncoder,
+            {"mixer_settings": {"attention": {"window": 0}}},
+            r"\['attention'\].window is 0, but must be at least 1",
+        ),
+        (
+            HybridTrajEncoder,
+            {"mixer_settings": {"attention": {"qk_gain": -1}}},
+            r"\['attention'\].qk_gain is -1, but must be at least 0",
+        ),
+        (TransformerTrajEncoder, {"max_time_idx": -1}, "TransformerTrajEncoder.max_time_idx is -1"),
+        (
+            HybridTrajEncoder,
             {"mixers": ["mamba"], "mixer_settings": {"mamba": {"d_state": 0}}},
             r"HybridTrajEncoder.mixer_settings\['mamba'\].d_state is 0, but must be at least 1",
         ),
@@ -576,6 +587,8 @@ def test_settings_of_mixers_are_bound_in_gin_by_the_name_of_the_encoder() -> Non
         gin.parse_config(["MambaTrajEncoder.d_stat = 3"])
         with pytest.raises(TypeError, match=r"no setting \['d_stat'\].*'d_state', 'd_conv', 'expand'.*Fix"):
             MambaTrajEncoder(DIM, WINDOW)
+        with pytest.raises(TypeError, match=r"\['attention'\] has no setting \['windo'\].*'window'.*Fix"):
+            HybridTrajEncoder(DIM, WINDOW, mixer_settings={"attention": {"windo": 3}})
     finally:
         gin.clear_config()
 
@@ -589,7 +602,7 @@ def test_every_encoder_can_be_built_from_two_numbers(name: str) -> None:
 
 def test_the_spectral_norm_of_reparametrised_layers_is_their_gain() -> None:
     torch.manual_seed(0)
-    layer, x = SigmaReparamLinear(5, 4), torch.randn(3, 5)
+    layer, x = SigmaReparamLinear(5, 4).eval(), torch.randn(3, 5)  # PPO trains in evaluation mode
     with torch.no_grad():
         layer.weight.copy_(torch.randn(4, 5))
         layer.gain.fill_(1.7)

@@ -39,8 +39,8 @@ for sample in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
 SPACE = spaces.Dict(
     {
         "position": spaces.Box(-np.inf, np.inf, (2, 3), np.float32),
-        "room": spaces.Discrete(4, start=2),
-        "dice": spaces.MultiDiscrete([2, 3], start=[0, 5]),
+        "room": spaces.Discrete(4),
+        "dice": spaces.MultiDiscrete([2, 3]),
     }
 )
 NUMBERS = spaces.Dict({"a": spaces.Box(-1, 1, (2,), np.float32), "b": spaces.Box(-1, 1, (3,), np.float64)})

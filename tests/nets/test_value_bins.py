@@ -55,6 +55,14 @@ def test_an_even_chance_of_0_and_100(mean_of: str, expected: float) -> None:
     assert mean.item() == pytest.approx(expected, rel=1e-5)
 
 
+def test_values_are_exact_under_autocast() -> None:
+    bins, logits = ValueBins(low=-1000.0, high=1000.0), torch.randn(50, 4, ValueBins().num_bins)
+    exact = bins.decode(logits)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(bins.decode(logits), exact)
+        assert bins.decode(logits.bfloat16()).dtype == torch.float32
+
+
 def test_cross_entropy_is_that_of_torch() -> None:
     torch.manual_seed(0)
     bins, logits, labels = ValueBins(num_bins=6), torch.randn(3, 4, 6), torch.rand(3, 1, 6).softmax(-1)
