@@ -110,15 +110,14 @@ class Quarantine:
         if self.num_broken > max(1, MAX_BROKEN_SHARE * num_seen):
             now = f"They are in {self.folder}, each with its reason"
             if not self._may_move:
-                now = (
-                    f"This process leaves them in place; `loxodon data check {self.folder.parent} "
-                    f"--quarantine` moves them to {self.folder.name}/"
-                )
+                check = f"loxodon data check {self.folder.parent}"
+                now = f"This process leaves them in place; `{check}` finds damaged ones"
             elif self._left_in_place:
                 now = "Those that cannot be read were left in place"
             raise ValueError(
                 f"{self.num_broken} of {num_seen} trajectory files in {self.folder.parent} cannot be "
-                f"used, more than {MAX_BROKEN_SHARE:.0%}. The last reason: {self._find_reason()} {now}. Fix: "
+                f"used, more than {MAX_BROKEN_SHARE:.0%}. The last reason: "
+                f"{self._find_reason().partition(' Fix:')[0]} {now}. Fix: "
                 "give each kind of environment its own dataset (DiskTrajDataset.dset_name); if the files are "
                 "damaged, correct the program that writes them."
             )

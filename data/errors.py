@@ -16,13 +16,20 @@ def visible(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def with_fix(error: BaseException) -> str:
+    """The text of an error for the terminal, with general advice if it has none of its own."""
+    text = str(error)
+    advice = "Fix: check the path, its permissions and the free space."
+    return text if "Fix:" in text else f"{text.rstrip('.')}. {advice}"
+
+
 def check_choice(setting: str, value: object, allowed: Sequence[str]) -> None:
     """Raise ValueError unless `value` of a setting, such as "Experiment.env_mode", is allowed."""
     if value not in allowed:
         near = difflib.get_close_matches(str(value), allowed, n=1)
         raise ValueError(
             f"{setting} is {value!r}; allowed are {', '.join(map(repr, allowed))}. "
-            f"Fix: set {setting} = {near[0] if near else allowed[0]!r}."
+            f"Fix: set {setting} {f'= {near[0]!r}' if near else 'to one of these'}."
         )
 
 

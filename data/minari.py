@@ -155,6 +155,14 @@ class EpisodeCodec:
                 f"{[leaf.key for leaf in self.leaves]}. Fix: name the environment that the trajectories "
                 "come from."
             )
+        for leaf in self.leaves:
+            found = traj.obs[leaf.key]
+            if found.shape[1:] != leaf.shape or not np.can_cast(found.dtype, leaf.dtype, "same_kind"):
+                raise ValueError(
+                    f"Observation {leaf.key!r} of the trajectory is {found.dtype}{list(found.shape[1:])}, "
+                    f"but that of the environment {leaf.dtype}{list(leaf.shape)}. Fix: name the environment "
+                    "that the trajectories come from, with its wrappers."
+                )
         terminations = traj.dones[:, 0].copy()
         truncations = np.zeros_like(terminations)
         truncations[-1] = not terminations[-1]
@@ -435,8 +443,10 @@ def export_minari(
                 metadata = [_metadata_of(traj) for traj in some]
                 dataset.storage.update_episode_metadata(metadata, range(first, first + len(some)))
                 num_timesteps += sum(map(len, some))
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
+        if type(error) is RuntimeError:  # h5py's error for a full disk
+            raise OSError(f"{folder} cannot be written: {error}. Fix: free space on that disk.") from error
         raise
     return len(episodes), num_timesteps
 

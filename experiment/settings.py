@@ -365,7 +365,12 @@ def check_for_on_policy(settings: Settings, agent: str) -> None:
     """
     num_steps, first = settings.train_timesteps_per_epoch, settings.start_collecting_at_epoch
     needs = [
-        ("mode", settings.mode == "both", "'both'", "its data come from the newest policy only"),
+        (
+            "mode",
+            settings.mode == "both",
+            "'both' (without --actors and --mode; docs/learners.md has several PPO processes)",
+            "its data come from the newest policy only",
+        ),
         ("sample_actions", settings.sample_actions, "True", "it learns from sampled actions"),
         ("replay_ratio", settings.replay_ratio is None, "None", "it replays nothing"),
         ("train_timesteps_per_epoch", num_steps > 0, "128", "it needs rollouts of some length"),

@@ -198,7 +198,7 @@ def _run_parser(prog: str) -> Parser:
         "--actors",
         metavar="N",
         type=at_least_1,
-        help="learn in this process, and keep N collecting processes running",
+        help="learn in this process, and keep N collecting processes running (off-policy agents)",
     )
     add("--device", choices=DEVICES, help="device of the agent (default: a GPU if there is one)")
     add(

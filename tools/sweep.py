@@ -58,7 +58,8 @@ def parse_space(typed: str) -> tuple[str, Any] | None:
     if not (called := _CALL.fullmatch(text)):
         return None
     if not (found := _SPACE.fullmatch(text)):
-        meant = did_you_mean(called[1], ("log", "uniform", "int", "choice"))
+        kinds = ("log", "uniform", "int", "choice")
+        meant = " Close the parenthesis." if called[1] in kinds else did_you_mean(called[1], kinds)
         raise ConfigError(
             f"command line, `{typed}`: {text} is not a search space.{meant} Fix: write {_EXAMPLES}."
         )

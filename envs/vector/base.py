@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -225,7 +225,7 @@ class SequenceVectorEnv(EnvQueries, gym.vector.VectorEnv[Any, Any, Any]):
                     self.env_names[rows[row]],
                     values[(row, *place)],
                     key,
-                    self.single_observation_space,
+                    cast("spaces.Dict", self.single_observation_space)[key],
                 )
 
     def step_result(self, has_ended: bool, metrics: Metrics) -> StepResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import multiprocessing
 import multiprocessing.util
 import os
@@ -33,8 +34,10 @@ from .worker_main import CLOSE, STEP, Recipes, WorkerFailure, WorkerJob, run_wor
 
 CONTEXTS = ("fork", "forkserver", "spawn")
 ALIVE_CHECK_MS = 1000
+SLOW_S = 60.0  # time without an answer after which a warning is logged, once
 CLOSE_TIMEOUT_S = 5.0
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # a container's quota: microseconds in each period, and the period
+logger = logging.getLogger("loxodon")
 _open_envs: weakref.WeakSet[AsyncVectorEnv] = weakref.WeakSet()
 
 
@@ -66,6 +69,7 @@ class AsyncVectorEnv(SequenceVectorEnv):
         seed: int | None = None,
     ) -> None:
         self.closed = True  # nothing needs closing yet
+        self._has_warned = False  # that a worker does not answer
         if context is not None:
             check_choice("Experiment.async_env_mp_context", context, CONTEXTS)
         num_workers = _count_workers(num_workers, len(specs), share)
@@ -209,10 +213,22 @@ class AsyncVectorEnv(SequenceVectorEnv):
 
     def _receive(self, worker: int) -> Any:
         """The worker's answer, unpickled; None if it is empty. Our own workers are trusted."""
+        asked_s = time.monotonic()
         try:
             while not self._pollers[worker].poll(ALIVE_CHECK_MS):
                 if not self._processes[worker].is_alive() and not self._pollers[worker].poll(0):
                     raise EOFError
+                if not self._has_warned and time.monotonic() - asked_s > SLOW_S:
+                    self._has_warned = True
+                    first, stop = self._bounds[worker]
+                    logger.warning(
+                        "The worker process of environments %d to %d has not answered for %d s; the run "
+                        "waits for it. Fix: if it hangs, interrupt the run twice (nothing more is saved) and "
+                        "look at the environment with env_mode='sync' under your debugger.",
+                        first,
+                        stop - 1,
+                        SLOW_S,
+                    )
             message = self._connections[worker].recv_bytes()
         except (EOFError, ConnectionResetError):
             raise EnvError(self._death_text(worker)) from None

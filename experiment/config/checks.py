@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import gin
+import numpy as np
 
 from ...gin_configs.presets import did_you_mean, preset_root
 from . import registry
@@ -268,6 +269,7 @@ def _unknown_reference(ref: Reference | Macro, binding: Binding, macros: Iterabl
 
 MAX_CHOICES = 6
 _CALLABLES = (type, Callable)
+_PLAIN_RESULTS = (bool, int, float, str, np.ndarray)  # results of functions, not of classes in gin
 
 
 def wrong_types(bindings: Sequence[Binding]) -> list[str]:
@@ -378,7 +380,11 @@ def _described(kind: Any, args: tuple[Any, ...]) -> str:
         return " or ".join(map(repr, args))
     if kind in _CALLABLES:
         wanted = args[-1] if args else Any
-        return "@Name" if _is_unchecked(wanted) else f"@Name that creates {_with_article(wanted.__name__)}"
+        if _is_unchecked(wanted):
+            return "@Name"
+        created = _with_article(wanted.__name__)
+        returns = f"a function that returns {created}"
+        return returns if wanted in _PLAIN_RESULTS else f"@Name that creates {created}"
     name = "None" if kind is types.NoneType else getattr(kind, "__name__", str(kind))
     inner = ", ".join("..." if arg is Ellipsis else describe(arg) for arg in args)
     return f"{name}[{inner}]" if inner else str(name)
@@ -397,10 +403,12 @@ def _with_article(name: str) -> str:
 
 def _fix(value: Any, hint: Any) -> str:
     """The change that most likely makes `value` fit `hint`."""
-    wants_callable = any(kind in _CALLABLES for kind, _ in _alternatives(hint))
+    alternatives = _alternatives(hint)
+    wants_callable = any(kind in _CALLABLES for kind, _ in alternatives)
+    wants_class = any(kind in _CALLABLES and not {*args} & {*_PLAIN_RESULTS} for kind, args in alternatives)
     for other in _respelled(value):
         is_call = isinstance(other, Reference) and other.is_called
-        if fits(other, hint) and not (is_call and wants_callable):  # it would fit by being callable
+        if fits(other, hint) and not (is_call and wants_class):  # it would fit by being callable
             return f"write {other!r}"
     choices = [
         repr(ref)

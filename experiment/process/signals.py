@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 # Schedulers send SIGUSR1 as a warning, and srun forwards it.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _ECHO_S = 1.0
+_ONCE_MORE = b"\nThe run stops after this step and saves; a second Ctrl-C ends it at once, without saving.\n"
 
 
 class Aborted(KeyboardInterrupt):
@@ -77,6 +79,9 @@ class StopRequest:
             raise Aborted("second SIGINT: stopped without saving")
         if self.signal_name is None:
             self._first_s = time.monotonic()
+            if signum == signal.SIGINT and os.environ.get("LOCAL_RANK", "0") == "0":
+                with contextlib.suppress(OSError):  # not through sys.stderr, which may be in use just now
+                    os.write(2, _ONCE_MORE)
         self.signal_name = signal.Signals(signum).name
 
     def _is_echo(self) -> bool:

@@ -516,6 +516,9 @@ def test_a_failed_export_leaves_no_dataset(tmp_path: Path, make_traj: MakeTraj, 
     with pytest.raises(ValueError, match="not belong to the environment's action space"):
         export_minari(paths, "test/mixed-v0")
     assert not (root / "test" / "mixed-v0").exists()
+    narrow = dataclasses.replace(make_traj(3), obs={"observation": np.zeros((4, 2), np.float32)})
+    with pytest.raises(ValueError, match=r"is float32\[2\], but that of the environment float32\[4\]. Fix"):
+        export_minari(save_all(tmp_path / "narrow", [narrow]), "test/mixed-v0", "CartPole-v1")
     with pytest.raises(ValueError, match=r"is not the id of a Minari dataset.*end it with -v"):
         export_minari(paths, "mixed")
     with pytest.raises(ValueError, match=r"'Nowhere-v0' cannot be created.*Fix:"):

@@ -198,7 +198,7 @@ def test_a_report_without_anything_to_show_says_why(
     assert "gone: does not exist. Fix: name folders of runs" in capsys.readouterr().err
     write_run(tmp_path / "run", [4.0], rate=0.5, seed=0)
     assert main([str(tmp_path), "--metric", "val/retrun", "-o", str(tmp_path / "out")]) == 2
-    assert "'val/retrun'. Fix: choose another --metric, e.g. val/return" in capsys.readouterr().err
+    assert "'val/retrun'. Did you mean 'val/return'" in capsys.readouterr().err
     assert main([str(tmp_path), "--group", "ru", "--group", "x", "-o", str(tmp_path / "out")]) == 2
     assert (
         "--group 'x' is not the beginning of the name of any run. Fix: write the beginning of one of run"

@@ -29,7 +29,7 @@ from rich.text import Text
 
 from ...data.buffer import MAX_BROKEN_SHARE, Quarantine
 from ...data.episodes import best_files
-from ...data.errors import BrokenTrajectoryError, visible
+from ...data.errors import BrokenTrajectoryError, visible, with_fix
 from ...data.files import FILE_FORMATS, TrajectoryReader, check_file, load_trajectory, parse_name
 from ...data.minari import dataset_folder, export_minari, import_episodes, open_minari
 from ...data.trajectory import Array, Layout, Trajectory, action_indices
@@ -66,8 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (ValueError, TypeError, OSError, ImportError) as error:
-        hint = "" if "Fix:" in str(error) else " Fix: check the path, its permissions and the free space."
-        sys.stderr.write(f"error: {visible(str(error))}{hint}\n")
+        sys.stderr.write(f"error: {visible(with_fix(error))}\n")
         return USAGE_ERROR
     return FOUND_PROBLEMS if has_problems else OK
 
@@ -250,11 +249,14 @@ def _print_places(found: Found) -> None:
         _say(f"{place}: {count:,} files set aside, not counted above")
     if found.num_temporary:
         _say(f"unfinished: {found.num_temporary:,} files that are still being written, or were abandoned")
-    if found.foreign:
-        named = ", ".join(sorted(found.foreign)[:_MAX_NAMED])
-        more = ", ..." if len(found.foreign) > _MAX_NAMED else ""
-        _say(f"ignored: {len(found.foreign):,} files that are not named like trajectories: {named}{more}")
+    _say_foreign(found.foreign)
     _say("")
+
+
+def _say_foreign(names: Sequence[str]) -> None:
+    if names:
+        named = ", ".join(sorted(names)[:_MAX_NAMED]) + (", ..." if len(names) > _MAX_NAMED else "")
+        _say(f"ignored: {len(names):,} files that are not named like trajectories: {named}")
 
 
 def _say_counts(what: str, counts: Counter[str]) -> None:
@@ -381,7 +383,8 @@ def _numbers_text(values: Array) -> str:
 
 
 def _check(args: argparse.Namespace) -> bool:
-    files = [file for place in args.places for file in require_files(place).files]
+    places = [require_files(place) for place in args.places]
+    files = [file for place in places for file in place.files]
     kinds, broken, num_vanished = _read_all(files)
     odd: dict[Path, str] = {}
     for layout, paths in kinds[1:]:
@@ -399,6 +402,7 @@ def _check(args: argparse.Namespace) -> bool:
     )
     for layout, paths in kinds:
         _say(f"layout of {len(paths):,}: {layout}")
+    _say_foreign([name for place in places for name in place.foreign])
     if args.quarantine:
         _quarantine(broken, odd, num_good)
     return bool(broken or odd)

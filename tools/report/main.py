@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ...data.errors import visible
+from ...data.errors import visible, with_fix
 from ...experiment.output.plots import AXES, ENV_STEPS, PANELS, STAGES, UPDATES, WALL, Line, Panel
 from ...experiment.process.files import write_text
+from ...gin_configs.presets import did_you_mean
 from ..arguments import parse_report
 from ..metrics import describe
 from . import page
@@ -346,9 +347,10 @@ def _metric(runs: Sequence[Run], asked: str | None) -> str:
     if asked is None:
         return "val/return" if "val/return" in known or "collect/return" not in known else "collect/return"
     if asked not in known:
-        near = sorted(name for name in known if name.startswith(("val/", "collect/")))
+        usual = ", ".join(name for name in _LEARNING if name in known)
         raise ValueError(
-            f"No run has logged {asked!r}. Fix: choose another --metric, e.g. {', '.join(near)}."
+            f"No run has logged {asked!r}.{did_you_mean(asked, known)} Fix: choose another --metric, e.g. "
+            f"{usual or next(iter(sorted(known)), 'none')}."
         )
     return asked
 
@@ -361,7 +363,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.runs, args.output, metric=args.metric, prefixes=args.group, is_less_better=args.minimize
         )
     except (ValueError, ImportError, OSError) as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {with_fix(error)}\n")
         return 2
     for folder, reason in without.items():
         sys.stderr.write(visible(f"not in the report: {shlex.quote(folder)}: {reason}") + "\n")

@@ -139,6 +139,22 @@ def test_a_dead_worker_is_one_clear_error(kind: str, how: str, words: str, opene
         play(env)
 
 
+def test_a_worker_that_does_not_answer_is_reported_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("loxodon.envs.vector.workers.SLOW_S", 0.0)
+    monkeypatch.setattr("loxodon.envs.vector.workers.ALIVE_CHECK_MS", 10)
+    env: Any = build("fork", [EnvSpec(ScriptedEnv)] * 4)
+    env.reset(seed=0)
+    os.kill(env._processes[0].pid, signal.SIGSTOP)
+    threading.Timer(0.2, os.kill, (env._processes[0].pid, signal.SIGCONT)).start()
+    env.step([0] * 4)
+    env.step([0] * 4)
+    told = [text for text in caplog.messages if "has not answered" in text]
+    assert len(told) == 1  # even if both workers take their time
+    env.close()
+
+
 def test_a_worker_killed_between_steps_is_one_clear_error() -> None:
     env: Any = build("fork", [EnvSpec(ScriptedEnv)] * 4)
     env.reset(seed=0)

@@ -281,11 +281,12 @@ def test_closing_is_possible_at_any_time(tmp_path: Path) -> None:
 # ---- a second signal ----
 
 
-def test_a_second_sigint_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_sigint_aborts(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.requested()
+        assert "a second Ctrl-C ends it at once" in capfd.readouterr().err
         with pytest.raises(KeyboardInterrupt, match="second SIGINT"):
             os.kill(os.getpid(), signal.SIGINT)
 
