@@ -516,6 +516,8 @@ class Experiment(Settings):
             shape_rewards=self.reward_shaping.of_rollouts(),
             timer=self.timer,
         )
+        if self.episode_reports is not None:
+            collector.on_episodes = self.episode_reports.add
         return collector
 
     def _make_exploration(self, num_envs: int, seed: int) -> ExplorationWrapper:
@@ -775,7 +777,7 @@ class Experiment(Settings):
         taken = collector.collect(self.train_timesteps_per_epoch)
         collector.wait()
         if self.episode_reports is not None:
-            self.episode_reports.after_collection(collector.take_ended())
+            self.episode_reports.after_collection()
         elapsed_s = time.perf_counter() - start_s
         stages = self.timer.step_metrics(taken / self.parallel_actors)
         taken = sum(gather(taken, self.accelerator))  # all processes; one may have stopped early

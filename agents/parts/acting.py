@@ -36,8 +36,8 @@ class ActByReturn(nn.Module):
         best  = the discount with the largest m_g; the last one without episodes
 
     All discounts are trained all the time, so a choice costs nothing but the episodes of worse policies.
-    Evaluations and policy files use `best`. Episodes count from the end of the epoch in which they end; with
-    separate actors, from the next policy that the learner publishes.
+    Evaluations and policy files use `best`. Separate actors report their episodes to the learner, and follow
+    the choice that comes with its next policy.
 
     Reason: a long horizon is right in the end, but its values vary far more than a single action changes
     them, so its policy may learn nothing for long; a short horizon may not see what matters. Which one it is

@@ -193,6 +193,10 @@ class Collector:
         save_env_state: False leaves the rollout out of `state_dict`, True requires it, and None includes it
             if the environments and the agent's memory can be stored.
 
+    Attributes:
+        on_episodes: called with the episodes that have ended in a step, if the agent chooses a discount for
+            each and this is set.
+
     Raises: ValueError if save_env_state is True and the environments or the memory cannot be stored.
     """
 
@@ -215,6 +219,7 @@ class Collector:
         self.groups, self.agent, self.device, self.sample = list(groups), agent, device, sample
         self.should_stop, self.cast, self.on_env_steps = should_stop, cast, on_env_steps
         self.shape_rewards, self.timer = shape_rewards, timer or StageTimer()
+        self.on_episodes: Callable[[Sequence[EpisodeResult]], None] | None = None
         self.is_training, self.save_env_state = is_training, save_env_state
         self.num_envs, self.share_done = sum(group.num_envs for group in self.groups), 0.0
         self.histories = histories or Histories.create(self.num_envs)
@@ -226,7 +231,6 @@ class Collector:
         self.action_code = ActionCode(envs.single_action_space)
         self.hooks = RolloutHooks(agent, list(envs.single_observation_space.spaces))
         self._choice = agent.acting if is_training and isinstance(agent, OffPolicyAgent) else None
-        self._ended: list[EpisodeResult] = []  # results for `_choice`
         if save_env_state and (problem := self._storage_problem()) is not None:
             raise ValueError(
                 f"{problem}, which Collector.save_env_state needs. Fix: {_HOW_TO_OFFER_STATE}, or set "
@@ -237,11 +241,6 @@ class Collector:
     def metrics(self) -> dict[str, float]:
         """The discount that has the best returns so far, if the agent has a choice."""
         return {} if self._choice is None else {"collect/acting_discount": self._choice.best_discount}
-
-    def take_ended(self) -> list[EpisodeResult]:
-        """The episodes that have ended since the last call, if the agent chooses discounts by returns."""
-        ended, self._ended = self._ended, []
-        return ended
 
     @property
     def has_begun(self) -> bool:
@@ -431,16 +430,18 @@ class Collector:
     def _judge_discounts(
         self, state: RolloutState, rewards: np.ndarray, ended: np.ndarray, ignored: np.ndarray | None
     ) -> None:
-        """Note the results of ended episodes, and choose the discounts that act in the next ones."""
+        """Report the results of ended episodes, and choose the discounts that act in the next ones."""
         if self._choice is None or state.discounts is None:
             return
         state.returns += rewards if ignored is None else np.where(ignored, 0.0, rewards)
         rows = np.flatnonzero(ended)
         if len(rows):
-            self._ended += [
+            ended_now = [
                 EpisodeResult(int(state.discounts[row]), float(state.returns[row]), state.env_names[row])
                 for row in rows
             ]
+            if self.on_episodes is not None:
+                self.on_episodes(ended_now)
             state.returns[rows], state.discounts[rows] = 0.0, self._choice.draw(len(rows))
 
     def _updated_hidden_state(
@@ -620,7 +621,6 @@ class Collector:
                 None if group.exploration is None else group.exploration.state_dict() for group in self.groups
             ],
             "sinks": [[sink.state_dict() for sink in group.sinks] for group in self.groups],
-            "ended": [list(episode) for episode in self._ended],
         }
 
     def load_state_dict(self, state: dict[str, Any], *, seed: int | None = None) -> bool:
@@ -636,7 +636,6 @@ class Collector:
         Raises: ValueError if the sinks are not those of this run, or if save_env_state is True and the
         environments differ.
         """
-        self._ended = [EpisodeResult(*episode) for episode in state.get("ended", [])]  # not in old ones
         now = [group.num_envs for group in self.groups]
         if (before := state.get("num_envs", now)) != now:
             return self.take_over(

@@ -15,9 +15,9 @@ from .heartbeat import read_heartbeats
 class EpisodeReports:
     """Brings the results of training episodes to the part of the agent that chooses a discount by them.
 
-    A process that learns and collects adds its own, and those of its other ranks. An actor reports them in
-    its heartbeat. Its learner adds what is new there before it publishes a policy, and the choice travels
-    back to the actors with the weights.
+    A process adds its own at once; ranks that train together add those of all of them after each collection,
+    so that they agree. An actor also reports its own in its heartbeat. Its learner adds what is new there
+    before it publishes a policy, and its choice replaces that of the actors together with the weights.
 
     Args:
         ctx: context of the run.
@@ -28,6 +28,7 @@ class EpisodeReports:
         self.ctx, self.choice = ctx, choice
         self._own: deque[EpisodeResult] = deque(maxlen=choice.recent)
         self._num_own = 0
+        self._unshared: list[EpisodeResult] = []  # those that other ranks do not know yet
         self._num_read: dict[str, int] = {}  # episodes that each actor had reported, by its id
 
     def begin(self, *, is_new: bool) -> None:
@@ -35,14 +36,22 @@ class EpisodeReports:
         if self.ctx.role.only_learns and not is_new:
             self._new_of_actors()
 
-    def after_collection(self, ended: Sequence[EpisodeResult]) -> None:
-        """Add or report the episodes that have ended in this process; all ranks have to call this."""
+    def add(self, ended: Sequence[EpisodeResult]) -> None:
+        """Add episodes of this process."""
         if self.ctx.role.is_actor:
             self._own.extend(ended)
             self._num_own += len(ended)
             self.ctx.status.put(num_episodes=self._num_own, episodes=tuple(self._own))
-        else:
-            self.choice.add(list(itertools.chain(*gather(list(ended), self.ctx.accelerator))))
+        elif self.ctx.accelerator.num_processes > 1:
+            self._unshared += ended
+            return
+        self.choice.add(ended)
+
+    def after_collection(self) -> None:
+        """Add the episodes of all ranks, if there are several; all of them have to call this."""
+        unshared, self._unshared = self._unshared, []
+        if self.ctx.role.does_both and self.ctx.accelerator.num_processes > 1:
+            self.choice.add(list(itertools.chain(*gather(unshared, self.ctx.accelerator))))
 
     def before_publication(self) -> None:
         """Add new episodes of actors, in a process that only learns; all ranks have to call this."""
