@@ -284,7 +284,7 @@ def _study(path: Path, direction: str, prune_after: int) -> Any:
 
 
 def _check(parsed: argparse.Namespace, found: Mapping[str, tuple[str, Any]]) -> str:
-    """Check the config with all choices and ends of ranges, and run it once; returns the run's name.
+    """Check the config with all choices and ends of ranges, and build it; returns the run's name.
 
     Raises: ConfigError.
     """
@@ -297,8 +297,7 @@ def _check(parsed: argparse.Namespace, found: Mapping[str, tuple[str, Any]]) -> 
         config = load_config(parsed.configs, [*run.overrides(parsed), *chosen], is_complete=True)
         with explained():
             name: str = Experiment().run_name  # type: ignore[call-arg]  # gin supplies the arguments
-    with explained():
-        dry_run(config)
+            dry_run(config)
     return name
 
 
