@@ -27,9 +27,9 @@ def check_choice(setting: str, value: object, allowed: Sequence[str]) -> None:
     """Raise ValueError unless `value` of a setting, such as "Experiment.env_mode", is allowed."""
     if value not in allowed:
         near = difflib.get_close_matches(str(value), allowed, n=1)
+        advice = f"set {setting} = {near[0]!r}" if near else f"set {setting} to one of these"
         raise ValueError(
-            f"{setting} is {value!r}; allowed are {', '.join(map(repr, allowed))}. "
-            f"Fix: set {setting} {f'= {near[0]!r}' if near else 'to one of these'}."
+            f"{setting} is {value!r}; allowed are {', '.join(map(repr, allowed))}. Fix: {advice}."
         )
 
 

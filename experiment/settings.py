@@ -368,7 +368,7 @@ def check_for_on_policy(settings: Settings, agent: str) -> None:
         (
             "mode",
             settings.mode == "both",
-            "'both' (without --actors and --mode; docs/learners.md has several PPO processes)",
+            "'both' (leave out --actors and --mode; docs/learners.md explains PPO in several processes)",
             "its data come from the newest policy only",
         ),
         ("sample_actions", settings.sample_actions, "True", "it learns from sampled actions"),

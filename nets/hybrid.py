@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +20,15 @@ from .mixers.s5 import S5Mixer
 from .mlp import require_at_least, require_positive, require_share
 from .positions import HeadPositions
 from .transformer import TransformerLayer, require_even_heads
-from .trunk import BlockSettings, Mixer, MixerBlock, ResidualBlock, TrunkTrajEncoder, build_mixer
+from .trunk import (
+    BlockSettings,
+    Mixer,
+    MixerBlock,
+    ResidualBlock,
+    TrunkTrajEncoder,
+    build_mixer,
+    check_setting_names,
+)
 
 _NAME = "HybridTrajEncoder"  # in errors
 
@@ -147,9 +154,7 @@ def _check_names(mixers: Sequence[str | type[Mixer]], mixer_settings: Mapping[st
 def _attention_settings(n_heads: int, max_seq_len: int, given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of attention layers: defaults, replaced by those given, with the kinds of heads as `Heads`."""
     owner, num_content = f"{_NAME}.mixer_settings['attention']", n_heads // 4
-    allowed = list(inspect.signature(TransformerLayer).parameters)[1:]
-    if unknown := sorted(given.keys() - set(allowed)):
-        raise TypeError(f"{owner} has no setting {unknown}; attention has {allowed}. Fix: set one of these.")
+    check_setting_names(owner, TransformerLayer, 1, given)
     settings = {
         "window": max_seq_len + 1,  # timesteps of the longest training sequence
         "qk_gain": QK_GAIN,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -419,6 +419,18 @@ class MixerTrajEncoder(TrunkTrajEncoder):
         )
 
 
+def check_setting_names(
+    owner: str, layer_type: type[nn.Module], num_supplied: int, settings: Mapping[str, Any]
+) -> None:
+    """Raise TypeError for settings that a layer does not have; the code supplies its first arguments."""
+    allowed = list(inspect.signature(layer_type).parameters)[num_supplied:]
+    if unknown := sorted(settings.keys() - set(allowed)):
+        raise TypeError(
+            f"{owner} has no setting {unknown}; its layers have {allowed}. Fix: set one of these, or bind a "
+            "setting of the trunk, which MixerTrajEncoder explains."
+        )
+
+
 def build_mixer(
     owner: str, mixer_type: type[Mixer], d_model: int, max_seq_len: int, settings: dict[str, Any]
 ) -> Mixer:
@@ -426,12 +438,7 @@ def build_mixer(
 
     Raises: TypeError for settings that it does not have; ValueError for impossible ones.
     """
-    allowed = list(inspect.signature(mixer_type).parameters)[2:]
-    if unknown := sorted(settings.keys() - set(allowed)):
-        raise TypeError(
-            f"{owner} has no setting {unknown}; its mixer has {allowed}. Fix: set one of these, or bind a "
-            "setting of the trunk, which MixerTrajEncoder explains."
-        )
+    check_setting_names(owner, mixer_type, 2, settings)
     try:
         return mixer_type(d_model, max_seq_len, **settings)
     except ValueError as error:

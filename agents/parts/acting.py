@@ -45,9 +45,9 @@ class ActByReturn(nn.Module):
     Source: a bandit over discounts: Badia et al. 2020 (Agent57), arXiv:2003.13350. The rule (Thompson
     sampling from a normal distribution with one pseudo-episode) is ours.
     Off: `acting = None`, and the last discount acts (published).
-    Effect: without velocities, HalfCheetah-v5 runs instead of standing still, and Hopper-v5 is learned later
-    (single runs); on eight other tasks, the area under learning curves is 0.04 [-0.00, 0.09] larger
-    (docs/algorithm.md).
+    Effect: without velocities, HalfCheetah-v5 runs instead of standing still; Hopper-v5 and
+    PositionOnlyCartPoleMedium, which need a long horizon, are learned later (single runs). On eight other
+    tasks, the area under learning curves is 0.04 [-0.00, 0.09] larger (docs/algorithm.md).
 
     Args:
         recent: number of episodes that count, over all environments and discounts.

@@ -195,7 +195,7 @@ class Collector:
 
     Attributes:
         on_episodes: called with the episodes that have ended in a step, if the agent chooses a discount for
-            each and this is set.
+            each; tells the agent about them, unless it is replaced. None if there is no choice.
 
     Raises: ValueError if save_env_state is True and the environments or the memory cannot be stored.
     """
@@ -219,7 +219,6 @@ class Collector:
         self.groups, self.agent, self.device, self.sample = list(groups), agent, device, sample
         self.should_stop, self.cast, self.on_env_steps = should_stop, cast, on_env_steps
         self.shape_rewards, self.timer = shape_rewards, timer or StageTimer()
-        self.on_episodes: Callable[[Sequence[EpisodeResult]], None] | None = None
         self.is_training, self.save_env_state = is_training, save_env_state
         self.num_envs, self.share_done = sum(group.num_envs for group in self.groups), 0.0
         self.histories = histories or Histories.create(self.num_envs)
@@ -231,6 +230,9 @@ class Collector:
         self.action_code = ActionCode(envs.single_action_space)
         self.hooks = RolloutHooks(agent, list(envs.single_observation_space.spaces))
         self._choice = agent.acting if is_training and isinstance(agent, OffPolicyAgent) else None
+        self.on_episodes: Callable[[Sequence[EpisodeResult]], None] | None = None
+        if self._choice is not None:
+            self.on_episodes = self._choice.add
         if save_env_state and (problem := self._storage_problem()) is not None:
             raise ValueError(
                 f"{problem}, which Collector.save_env_state needs. Fix: {_HOW_TO_OFFER_STATE}, or set "
@@ -440,8 +442,8 @@ class Collector:
                 EpisodeResult(int(state.discounts[row]), float(state.returns[row]), state.env_names[row])
                 for row in rows
             ]
-            if self.on_episodes is not None:
-                self.on_episodes(ended_now)
+            assert self.on_episodes is not None
+            self.on_episodes(ended_now)
             state.returns[rows], state.discounts[rows] = 0.0, self._choice.draw(len(rows))
 
     def _updated_hidden_state(

@@ -30,6 +30,7 @@ class EpisodeReports:
         self._num_own = 0
         self._unshared: list[EpisodeResult] = []  # those that other ranks do not know yet
         self._num_read: dict[str, int] = {}  # episodes that each actor had reported, by its id
+        self._has_other_ranks = ctx.role.does_both and ctx.accelerator.num_processes > 1
 
     def begin(self, *, is_new: bool) -> None:
         """`learn` begins. is_new: False if the agent was resumed, and knows earlier episodes already."""
@@ -42,15 +43,15 @@ class EpisodeReports:
             self._own.extend(ended)
             self._num_own += len(ended)
             self.ctx.status.put(num_episodes=self._num_own, episodes=tuple(self._own))
-        elif self.ctx.accelerator.num_processes > 1:
+        if self._has_other_ranks:
             self._unshared += ended
-            return
-        self.choice.add(ended)
+        else:
+            self.choice.add(ended)
 
     def after_collection(self) -> None:
         """Add the episodes of all ranks, if there are several; all of them have to call this."""
-        unshared, self._unshared = self._unshared, []
-        if self.ctx.role.does_both and self.ctx.accelerator.num_processes > 1:
+        if self._has_other_ranks:
+            unshared, self._unshared = self._unshared, []
             self.choice.add(list(itertools.chain(*gather(unshared, self.ctx.accelerator))))
 
     def before_publication(self) -> None:

@@ -29,8 +29,8 @@ class NoveltyBonus:
     Reason: where random actions hardly ever find a reward, or every action costs the same, nothing says in
     which direction to search. The bonus vanishes as observations repeat, so it hardly changes what is best in
     the end. It cannot tell apart what looks alike, and everything is new if observations contain noise.
-    Source: counts of hashed observations: Tang et al. 2017, arXiv:1611.04717; the sum and its root:
-    Strehl & Littman 2008.
+    Source: counts of hashed observations: Tang et al. 2017, arXiv:1611.04717; a bonus of 1 / sqrt(n): Strehl
+    & Littman 2008; less its mean: ours.
     Off: `RewardShaping.bonus = None` (published).
     Effect: MiniGrid-DoorKey-5x5-v0 is learned after 36,000 and 48,000 env steps (two seeds, together with
     `ActByReturn`), and not within 97,000 without both (one seed).
@@ -47,10 +47,11 @@ class NoveltyBonus:
         check_number("NoveltyBonus.bits", bits, lowest=1, highest=24, whole=True)
         self.scale, self.bits = scale, int(bits)
         self._counts = np.zeros(1 << self.bits, np.int32)
-        self._num_seen, self._mean, self._variance = 0, np.zeros(0), np.zeros(0)
+        self._num_seen, self._mean_novelty = 0, 0.0
+        self._mean: np.ndarray
+        self._variance: np.ndarray
         self._set_width(0)
-        self._mean_novelty = 0.0
-        self._sum, self._num_given = 0.0, 0  # for `metrics`
+        self._novelty_sum, self._novelty_count = 0.0, 0  # since the last call of `metrics`
 
     def __call__(self, obs: Mapping[str, np.ndarray]) -> np.ndarray:
         """Count observations (N, ...) and return their bonus, (N,) float32."""
@@ -60,14 +61,18 @@ class NoveltyBonus:
         self._num_seen += len(kinds)
         share = min(1.0, len(kinds) / min(self._num_seen, _MEAN_OVER))
         self._mean_novelty += share * (float(novelty.mean()) - self._mean_novelty)
-        self._sum, self._num_given = self._sum + float(novelty.sum()), self._num_given + len(kinds)
+        self._novelty_sum += float(novelty.sum())
+        self._novelty_count += len(kinds)
         bonus: np.ndarray = (self.scale * (novelty - self._mean_novelty)).astype(np.float32)
         return bonus
 
     def metrics(self) -> dict[str, float]:
         """The mean of 1 / sqrt(n) since the last call."""
-        given, self._sum, self._num_given = (self._sum, self._num_given), 0.0, 0
-        return {"collect/novelty": given[0] / given[1]} if given[1] else {}
+        if not self._novelty_count:
+            return {}
+        mean = self._novelty_sum / self._novelty_count
+        self._novelty_sum, self._novelty_count = 0.0, 0
+        return {"collect/novelty": mean}
 
     def _kinds(self, obs: Mapping[str, np.ndarray]) -> np.ndarray:
         """The kind of each observation, a number below 2^bits."""
@@ -87,7 +92,6 @@ class NoveltyBonus:
         """Numbers (N, D) with the mean and deviation of all so far, which these rows join."""
         num_rows, width = numbers.shape
         if not self._num_seen:
-            self._mean, self._variance = np.zeros(width), np.zeros(width)
             self._set_width(width)
         before, share = self._mean, num_rows / (self._num_seen + num_rows)
         self._mean = before + share * (numbers.mean(axis=0) - before)
@@ -96,7 +100,8 @@ class NoveltyBonus:
         return (numbers - self._mean) / np.sqrt(self._variance + 1e-8)
 
     def _set_width(self, width: int) -> None:
-        """Draw planes for observations of that many numbers, the same in every process and run."""
+        """Begin with observations of that many numbers; the planes are the same in every process and run."""
+        self._mean, self._variance = np.zeros(width), np.zeros(width)
         rng = np.random.default_rng(0)
         self._planes = rng.standard_normal((width, self.bits))
         self._offsets = rng.standard_normal(self.bits) * np.sqrt(width)
@@ -123,5 +128,5 @@ class NoveltyBonus:
             )
         self._counts[:] = state["counts"].numpy()
         self._num_seen, self._mean_novelty = int(state["num_seen"]), float(state["mean_novelty"])
+        self._set_width(len(state["mean"]))
         self._mean, self._variance = state["mean"].numpy().copy(), state["variance"].numpy().copy()
-        self._set_width(len(self._mean))

@@ -347,11 +347,10 @@ def _metric(runs: Sequence[Run], asked: str | None) -> str:
     if asked is None:
         return "val/return" if "val/return" in known or "collect/return" not in known else "collect/return"
     if asked not in known:
-        usual = ", ".join(name for name in _LEARNING if name in known)
-        raise ValueError(
-            f"No run has logged {asked!r}.{did_you_mean(asked, known)} Fix: choose another --metric, e.g. "
-            f"{usual or next(iter(sorted(known)), 'none')}."
-        )
+        usual = [name for name in _LEARNING if name in known]
+        examples = f", e.g. {', '.join(usual)}" if usual else ""
+        meant = did_you_mean(asked, known)
+        raise ValueError(f"No run has logged {asked!r}.{meant} Fix: choose another --metric{examples}.")
     return asked
 
 
