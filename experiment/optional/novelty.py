@@ -97,7 +97,8 @@ class NoveltyBonus:
         self._mean = before + share * (numbers.mean(axis=0) - before)
         spread = ((numbers - before) * (numbers - self._mean)).mean(axis=0)
         self._variance += share * (spread - self._variance)
-        return (numbers - self._mean) / np.sqrt(self._variance + 1e-8)
+        standardised: np.ndarray = (numbers - self._mean) / np.sqrt(self._variance + 1e-8)
+        return standardised
 
     def _set_width(self, width: int) -> None:
         """Begin with observations of that many numbers; the planes are the same in every process and run."""
