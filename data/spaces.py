@@ -81,17 +81,27 @@ class Tokens(spaces.MultiDiscrete):
         row[: len(numbers)] = numbers
         if len(words) > self.max_tokens:
             self._warn(
-                "length", "%r has %d words, but only the first %d are used", text, len(words), self.max_tokens
+                "length",
+                "%r has %d words, but only the first %d are used. Fix: with a vocabulary, such as "
+                "gym_env.vocabulary = 'minigrid', raise gym_env.max_tokens (Tokens.max_tokens)",
+                text,
+                len(words),
+                self.max_tokens,
             )
         if self.UNKNOWN in numbers:
             word = words[numbers.index(self.UNKNOWN)]
-            self._warn("word", "%r has the word %r, which the vocabulary lacks", text, word)
+            self._warn(
+                "word",
+                "%r has the word %r, which the vocabulary lacks. Fix: change the vocabulary",
+                text,
+                word,
+            )
         return row
 
     def _warn(self, kind: str, message: str, *values: Any) -> None:
         if kind not in self._has_warned:
             self._has_warned.add(kind)
-            logger.warning(f"The text observation {message}. Fix: change the vocabulary.", *values)
+            logger.warning(f"The text observation {message}.", *values)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tokens) and (self.words, self.max_tokens) == (other.words, other.max_tokens)
@@ -129,7 +139,7 @@ def with_tokens(space: Space[Any], vocabulary: Tokens | None) -> Space[Any]:
             return spaces.Dict({name: replaced(child) for name, child in part.spaces.items()})
         if isinstance(part, spaces.Tuple):
             return spaces.Tuple([replaced(child) for child in part.spaces])
-        is_mission = type(part).__name__ == "MissionSpace"
+        is_mission = any(kind.__name__ == "MissionSpace" for kind in type(part).__mro__)  # BabyAI derives one
         if not (is_mission if vocabulary is None else _is_text(part)):
             return part
         found.append(part)

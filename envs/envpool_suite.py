@@ -31,7 +31,7 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(self.single_action_space, num_envs)
 
     def _make(self, **seed: int) -> Any:
-        return import_module("envpool").make_gymnasium(**self._settings, **seed)
+        return import_module("envpool").make_gymnasium(**{**self._settings, **seed})
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -55,7 +55,8 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
 if find_spec("envpool") is not None:
     for _name in import_module("envpool").list_all_envs():
-        if "/" not in _name:  # ids of gymnasium itself have a single level
-            gym.register(
-                f"envpool/{_name}", vector_entry_point=f"{__name__}:EnvPoolVectorEnv", kwargs={"name": _name}
-            )
+        gym.register(
+            f"envpool/{_name.replace('/', '-')}",  # ids of gymnasium have a single level
+            vector_entry_point=f"{__name__}:EnvPoolVectorEnv",
+            kwargs={"name": _name},
+        )

@@ -5,6 +5,7 @@ Importing this module registers the names of those of the two packages that are 
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from importlib import import_module
 from importlib.util import find_spec
@@ -33,6 +34,12 @@ class JaxVectorEnv(VectorEnv[Any, Any, Any], ABC):
     def __init__(self, name: str, num_envs: int, **params: Any) -> None:
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.env, default = import_module(self.package).make(name)
+        known = [part.name for part in dataclasses.fields(default)]
+        if unknown := sorted(params.keys() - set(known)):
+            raise ValueError(
+                f"{self.package}/{name} has no parameter {', '.join(unknown)}, only {', '.join(known)}. Fix: "
+                "correct gym_env.kwargs (in Python EnvSpec.kwargs)."
+            )
         self.params = default.replace(**params)
         self.env_name, self.num_envs = name, num_envs
         self._jax = import_module("jax")
@@ -67,8 +74,9 @@ class JaxVectorEnv(VectorEnv[Any, Any, Any], ABC):
         return *here, obs, reward, terminated, truncated
 
     def _keys(self) -> Any:
-        self._random, *keys = self._jax.random.split(self._random, self.num_envs + 1)
-        return self._jax.numpy.stack(keys)
+        keys = self._jax.random.split(self._random, self.num_envs + 1)
+        self._random = keys[0]
+        return keys[1:]
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -124,11 +132,20 @@ class GymnaxVectorEnv(JaxVectorEnv):
 
 
 class XMiniGridVectorEnv(JaxVectorEnv):
-    """An environment of XLand-MiniGrid; observations (V, V, 2) uint8 are ids of tiles and colours."""
+    """An environment of XLand-MiniGrid; observations (V, V, 2) uint8 are ids of tiles and colours.
+
+    Raises: ValueError for one of the `XLand` ids without a ruleset, as it has no goal.
+    """
 
     package = "xminigrid"
 
     def _spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+        ruleset = getattr(self.params, "ruleset", None)
+        if ruleset is not None and not np.any(ruleset.goal):  # its rewards would always be 0
+            raise ValueError(
+                f"xminigrid/{self.env_name} has no goal. Fix: pass one of the package's rulesets in Python, "
+                "EnvSpec(id, {'ruleset': ...}), or choose one of its MiniGrid ids."
+            )
         constants = import_module("xminigrid.core.constants")
         high = max(constants.NUM_TILES, constants.NUM_COLORS) - 1
         obs_space = spaces.Box(0, high, self.env.observation_shape(self.params), np.uint8)

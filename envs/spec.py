@@ -29,13 +29,13 @@ _PACKAGES = {
     "MiniGrid-": ("minigrid", "envs"),
     "BabyAI-": ("minigrid", "envs"),
     "ALE/": ("ale_py", "atari"),
-    "dm_control/": ("shimmy", "dm_control"),
+    "dm_control/": ("shimmy", "dm_control", "dm_control"),
     "Meta-World/": ("metaworld", "metaworld"),
     "envpool/": ("envpool", "envpool"),
     "gymnax/": ("gymnax", "jax"),
     "xminigrid/": ("xminigrid", "jax"),
 }
-"""Package and extra by prefix of environment ids; the package is imported when such an id is used."""
+"""Packages and extra by prefix of environment ids; the packages are imported when such an id is used."""
 _REGISTERING = {"envpool": ".envpool_suite", "gymnax": ".jax_suites", "xminigrid": ".jax_suites"}
 """Our modules that register ids for packages that do not; all of these environments are batches."""
 
@@ -123,7 +123,8 @@ class EnvSpec:
         target = _resolved(self.target)
         if isinstance(target, str):
             name = _registered_name(target)
-            return gym.make_vec(name, **{"num_envs": num_envs, **kwargs})
+            with _explained(name, kwargs, is_batch=True):
+                return gym.make_vec(name, **{"num_envs": num_envs, **kwargs})
         with _explained(target, kwargs):
             made = target(**kwargs)
         return made.build_vector(num_envs) if isinstance(made, EnvSpec) else made
@@ -145,7 +146,9 @@ def build_all(specs: Iterable[EnvSpec], made: list[SequenceEnv] | None = None) -
 
 
 @contextlib.contextmanager
-def _explained(target: Callable[..., Any] | str, kwargs: Mapping[str, Any]) -> Iterator[None]:
+def _explained(
+    target: Callable[..., Any] | str, kwargs: Mapping[str, Any], *, is_batch: bool = False
+) -> Iterator[None]:
     """Explain a missing package, and arguments that the constructor does not take."""
     try:
         yield
@@ -163,9 +166,9 @@ def _explained(target: Callable[..., Any] | str, kwargs: Mapping[str, Any]) -> I
         maker: Any = target
         if isinstance(target, str):  # gym.make has arguments of its own, such as max_episode_steps
             spec = gym.spec(target)
-            of_gym = inspect.signature(gym.make).parameters
+            of_gym = {*inspect.signature(gym.make).parameters, *inspect.signature(gym.make_vec).parameters}
             kwargs = {**spec.kwargs, **{name: kwargs[name] for name in kwargs if name not in of_gym}}
-            maker = spec.entry_point
+            maker = (spec.vector_entry_point if is_batch else None) or spec.entry_point
             maker = gym.envs.registration.load_env_creator(maker) if isinstance(maker, str) else maker
         try:
             signature = inspect.signature(maker)
@@ -306,12 +309,13 @@ def _registered_name(env_id: str) -> str:
     if module:
         _imported(module, env_id)
     elif found := next((_PACKAGES[prefix] for prefix in _PACKAGES if name.startswith(prefix)), None):
-        import_package(*found, env_id)
+        for package in found[:-1]:
+            import_package(package, found[-1], env_id)
         if found[0] in _REGISTERING:
             importlib.import_module(_REGISTERING[found[0]], __package__)
     try:
         gym.spec(name)
-    except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
+    except gym.error.Error as error:  # unknown, outdated or malformed
         raise ValueError(_unknown_id_text(env_id, error)) from error
     return name
 
@@ -335,13 +339,12 @@ def import_package(package: str, extra: str, env_id: str) -> Any:
     """Import the package that an environment needs. Raises: ModuleNotFoundError that names its extra."""
     try:
         return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
+    except ModuleNotFoundError as error:  # the package itself, or one that it needs
+        missing = error.name or package
         raise ModuleNotFoundError(
-            f"The environment {env_id!r} needs the package {package}, which is not installed. "
+            f"The environment {env_id!r} needs the package {missing}, which is not installed. "
             f"Fix: pip install 'loxodon[{extra}]'.",
-            name=package,
+            name=missing,
         ) from error
 
 

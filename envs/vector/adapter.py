@@ -268,7 +268,7 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
             raise ValueError(
                 f"{type(self.env).__name__} returned {what} with shape {shape}, but its spaces and num_envs "
                 f"require ({self.num_envs}, ...). Fix: make the environment return one value for every row "
-                "in every step (for EnvPool: batch_size equal to num_envs)."
+                "in every step (for EnvPool: batch_size equal to num_envs, and a single player)."
             )
         return value
 

@@ -254,6 +254,11 @@ def test_wrong_arguments_are_named_with_the_class(env_id: str, kwargs: dict[str,
         gym_env(env_id, kwargs=kwargs).build()
 
 
+def test_wrong_arguments_of_a_batch_are_named_with_the_class() -> None:
+    with pytest.raises(TypeError, match=r"CartPoleVectorEnv .*argument 'sze'\. It takes \(num_envs"):
+        gym_env("CartPole-v1", kwargs={"sze": 3}).build_vector(2)
+
+
 def test_a_class_of_a_module_is_named_like_an_id_and_sent_as_text() -> None:
     spec = pickle.loads(pickle.dumps(gym_env("scripted_envs:ScriptedEnv", kwargs={"gain": 2.0})))
     assert spec.target == "scripted_envs:ScriptedEnv"

@@ -128,25 +128,34 @@ def test_batches_of_other_packages_run_and_are_reproducible_from_one_seed(
         assert package == "envpool"
 
 
+def test_a_world_without_a_goal_and_unknown_parameters_are_refused() -> None:
+    pytest.importorskip("xminigrid")
+    with pytest.raises(ValueError, match=r"XLand-MiniGrid-R1-9x9 has no goal.*Fix"):
+        gym_env("xminigrid/XLand-MiniGrid-R1-9x9").build_vector(2)
+    with pytest.raises(ValueError, match=r"has no parameter haste, only height.*Fix"):
+        gym_env("xminigrid/MiniGrid-Empty-5x5", kwargs={"haste": 3}).build_vector(2)
+
+
 @pytest.mark.parametrize(
-    ("env_id", "package", "extra"),
+    ("env_id", "package", "absent", "extra"),
     [
-        ("ALE/Pong-v5", "ale_py", "atari"),
-        ("dm_control/cartpole-balance-v0", "shimmy", "dm_control"),
-        ("MiniGrid-MemoryS7-v0", "minigrid", "envs"),
-        ("gymnax/CartPole-v1", "gymnax", "jax"),
+        ("ALE/Pong-v5", "ale_py", "ale_py", "atari"),
+        ("dm_control/cartpole-balance-v0", "shimmy", "shimmy", "dm_control"),
+        ("MiniGrid-MemoryS7-v0", "minigrid", "minigrid", "envs"),
+        ("gymnax/CartPole-v1", "gymnax", "gymnax", "jax"),
+        ("gymnax/CartPole-v1", "gymnax", "six", "jax"),  # gymnax imports it
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(
-    env_id: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+    env_id: str, package: str, absent: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = importlib.import_module
 
     def missing(name: str) -> Any:
         if name == package:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+            raise ModuleNotFoundError(f"No module named {absent!r}", name=absent)
         return found(name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(ModuleNotFoundError, match=rf"{package}, which is not installed.*\[{extra}\]"):
+    with pytest.raises(ModuleNotFoundError, match=rf"{absent}, which is not installed.*\[{extra}\]"):
         gym_env(env_id).build()

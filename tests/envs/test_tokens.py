@@ -97,6 +97,7 @@ def test_an_environment_may_declare_tokens_itself() -> None:
 )
 def test_minigrid_works_with_its_own_words(make: Any, caplog: Any) -> None:
     pytest.importorskip("minigrid")
+    assert isinstance(make("BabyAI-GoToLocal-v0").build().observation_space["mission"], Tokens)
     env = make("MiniGrid-MemoryS7-v0").build()
     obs, _ = env.reset(seed=0)
     assert {key: str(value.dtype) for key, value in obs.items()} == {
