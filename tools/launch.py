@@ -9,11 +9,13 @@ All machines must see the run folder (Experiment.ckpt_base_dir) and the working 
 from __future__ import annotations
 
 import argparse
+import ast
 import functools
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import gin
 
@@ -29,7 +31,8 @@ from .arguments import Parser, at_least_1, parse_run
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Launch the processes; returns the exit status."""
-    args, words = parser().parse_known_args(argv)
+    options = parser()
+    args, words = options.parse_known_args(argv)
     words = [*words, "--actors", str(args.actors)]
     if args.backend == "slurm":
         parsed = parse_run(words)
@@ -43,8 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return CONFIG_ERROR
     resources = {"num_cpus": args.ray_cpus, "num_gpus": args.ray_gpus}
     pool = functools.partial(ray_pool, address=args.ray_address, **resources)
-    address = shlex.quote(args.ray_address)
-    program = f"python -m loxodon.tools.launch --backend ray --ray-address {address}"
+    program = f"python -m loxodon.tools.launch --backend ray --ray-address {shlex.quote(args.ray_address)}"
+    for name in ("ray_cpus", "ray_gpus"):
+        if (number := getattr(args, name)) != options.get_default(name):
+            program += f" --{name.replace('_', '-')} {number:g}"
     return run.main(words, pool=pool, program=program)
 
 
@@ -79,13 +84,16 @@ def parser() -> Parser:
     return made
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _pair(text: str) -> tuple[str, Any]:
     name, separator, value = text.partition("=")
     if not separator:
         raise argparse.ArgumentTypeError(
             f"{text!r} has no value. Fix: write --slurm-set slurm_account=lab, for example."
         )
-    return name, value
+    try:
+        return name, ast.literal_eval({"true": "True", "false": "False"}.get(value, value))
+    except (SyntaxError, ValueError):
+        return name, value
 
 
 @explained()

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..experiment.fleet.launchers import connect_ray
 from ..experiment.fleet.supervisor import GRACE_S, PARENT
@@ -26,6 +27,7 @@ from .arguments import Parser
 from .run import exit_status
 
 _POLL_S = 0.25
+_LOG_S = 1.0  # Ray forwards the last lines of the command's output a little later
 
 
 class RemoteCommand:
@@ -76,13 +78,25 @@ def _run(command: Sequence[str], address: str, **resources: float) -> int:
         answer, terminated = found.wait.remote(), None
         while status is None:
             if ray.wait([answer], timeout=_POLL_S)[0]:
-                status, answer, give_up_s = ray.get(answer), found.wait.remote(), math.inf
+                status = _answer(ray, answer)
+                answer, give_up_s = found.wait.remote(), math.inf
             elif time.monotonic() > give_up_s:
                 status = -signal.SIGTERM
             if stop.requested() and terminated is None:
                 terminated, give_up_s = found.terminate.remote(), time.monotonic() + GRACE_S
+    time.sleep(_LOG_S)
     ray.shutdown()
     return status if status >= 0 else 128 - status
+
+
+def _answer(ray: Any, answer: Any) -> int | None:
+    """The result of `RemoteCommand.wait`; a command whose machine or process was lost counts as killed."""
+    try:
+        status: int | None = ray.get(answer)
+    except ray.exceptions.RayActorError as error:
+        sys.stderr.write(f"The machine or process of the command was lost: {str(error).splitlines()[0]}\n")
+        return -signal.SIGKILL
+    return status
 
 
 if __name__ == "__main__":

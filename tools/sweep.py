@@ -43,6 +43,7 @@ _COMMA = re.compile(r""",(?![^(\[{]*[)\]}])(?=(?:[^'"]|'[^']*'|"[^"]*")*$)""")
 """A comma outside of brackets and quotes."""
 _CALL = re.compile(r"(\w+)\(.*")
 _EXAMPLES = "log(1e-5,1e-3), uniform(0,1), int(1,8) or choice(8,'a',@Name), with the lower bound first"
+_OF_SIGNALS = 128  # launchers, such as srun, report signal n as 128 + n
 _MOST_FAILURES = 3  # give up after this many failures without a success
 
 
@@ -148,6 +149,8 @@ class Sweep:
 
     def _record_result(self, trial: Any, job: Job, status: int) -> None:
         """Record in the study how a trial ended; a trial that was interrupted or killed stays open."""
+        if self.through and status > _OF_SIGNALS:
+            status = _OF_SIGNALS - status
         log = job.run_dir / "logs" / "console.log"
         curves = curves_if_readable(job.run_dir)
         points = points_of(curves, self.metric, "env_steps")

@@ -42,6 +42,12 @@ def _needs_gpu() -> bool:
     return is_bound(name) and gin.query_parameter(name) == "fp16"
 
 
+def _has_env_workers() -> bool:
+    """True if environments run in worker processes, as they do by default."""
+    name = "Experiment.env_mode"
+    return not is_bound(name) or gin.query_parameter(name) == "async"
+
+
 @dataclass(frozen=True)
 class ActorSpec:
     """The actors that a learner starts.
@@ -84,7 +90,7 @@ class ActorSpec:
         if "Experiment.torch_threads" not in said:
             own["Experiment.torch_threads"] = 1
         workers = "AsyncVectorEnv.num_workers"
-        if num_per_machine > 1 and workers not in said and not is_bound(workers):
+        if num_per_machine > 1 and _has_env_workers() and workers not in said and not is_bound(workers):
             own[workers] = max(1, num_usable_cores() // num_per_machine)
         return [*kept, "--mode", "collect", *(f"{name}={value!r}" for name, value in own.items())]
 

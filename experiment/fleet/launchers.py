@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -33,6 +34,7 @@ from .shared_folder import TOKEN_VARIABLE, check_folder, write_token
 from .supervisor import GRACE_S, ActorSupervisor, exit_with_parent
 
 _SLURM_PROGRAM = "python -m loxodon.tools.launch --backend slurm"
+_MOST_TIMEOUTS = 10_000  # a job is queued again after each
 _POLL_S = 0.25
 
 
@@ -44,10 +46,14 @@ def connect_ray(address: str) -> Any:
     # These variables are read when Ray is imported or a local cluster begins. Lines of several actors must
     # not be merged as repetitions.
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0")
+    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # each try takes most of a minute
+    if address == "local":
+        # Ray would store a token in the home folder, with which other clusters then cannot be reached.
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     ray = import_extra("ray", "loxodon[ray]")
     try:
         ray.init(address=address, include_dashboard=False if address == "local" else None)
-    except ConnectionError as error:
+    except (ConnectionError, ValueError) as error:  # nothing answers, or the address is malformed
         raise ConnectionError(
             f"There is no Ray cluster at {address!r} ({str(error).splitlines()[0]}). Fix: start one with "
             "`ray start --head`, or give the HOST:PORT of a running cluster."
@@ -146,22 +152,32 @@ def submit(
         learner: further parameters for the learner's job.
         actor: further parameters for the jobs of actors.
 
-    Raises: ImportError if submitit is not installed.
+    Raises: ImportError if submitit is not installed, ConfigError if Slurm cannot be used here or a parameter
+    is wrong.
     """
-    executor = import_extra("submitit", "loxodon[slurm]").AutoExecutor(
-        folder=run_dir / "logs" / "slurm" / "%j", cluster=cluster
-    )
-    executor.update_parameters(**{"slurm_signal_delay_s": 90, **common})
+    submitit = import_extra("submitit", "loxodon[slurm]")
+    try:
+        executor = submitit.AutoExecutor(
+            folder=run_dir / "logs" / "slurm" / "%j", cluster=cluster, slurm_max_num_timeout=_MOST_TIMEOUTS
+        )
+    except RuntimeError as error:
+        raise ConfigError(
+            f"Slurm cannot be used here: {error}. Fix: run this on a machine of the cluster, or try it out "
+            "with --slurm-cluster local."
+        ) from None
+    try:
+        executor.update_parameters(**{"slurm_signal_delay_s": 90, **common})
+    except (AssertionError, NameError, TypeError) as error:
+        raise ConfigError(f"--slurm-set is wrong: {error}. Fix: correct its names and values.") from None
     words, finished_before = list(spec.learner_words), finished_learners(run_dir)
     environment = {TOKEN_VARIABLE: write_token(run_dir)}
     learner_job = SlurmJob(main, words, run_dir.absolute(), Path.cwd(), finished_before, environment)
     actor_job = replace(learner_job, words=spec.words(), environment={**environment, **spec.environment})
-    executor.update_parameters(name=f"{run_dir.name}-learner", **learner)
-    jobs = [executor.submit(learner_job)]
     executor.update_parameters(name=f"{run_dir.name}-actor", **actor)
     with executor.batch():  # one job array
-        jobs += [executor.submit(actor_job) for _ in range(spec.num_actors)]
-    return jobs
+        actors = [executor.submit(actor_job) for _ in range(spec.num_actors)]
+    executor.update_parameters(name=f"{run_dir.name}-learner", **learner)
+    return [executor.submit(learner_job), *actors]
 
 
 # ---- Ray, in the learner ----
@@ -262,4 +278,7 @@ def _reason(ray: Any, task: Any) -> str:
 
 if __name__ == "__main__":
     exit_with_parent()
-    sys.exit(run_pool(**json.loads(sys.argv[1])))
+    try:
+        sys.exit(run_pool(**json.loads(sys.argv[1])))
+    except ConnectionError as unreachable:  # the cluster may come back, so the learner tries again
+        sys.exit(f"error: {unreachable}")

@@ -392,7 +392,8 @@ class ReplayRatio:
 
     def _await_actors(self, ratio: Ratio) -> bool:
         """Wait until there is an update to make, often not at all; False if asked to stop."""
-        start_s, reminded_s = time.monotonic(), -math.inf
+        start_s = reminded_s = time.monotonic()  # actors that this command starts need some seconds
+        has_waited = False
 
         def allowed() -> int:
             return ratio.updates_allowed(*self._since_began())
@@ -400,6 +401,7 @@ class ReplayRatio:
         while (left := from_main(allowed, self.ctx.accelerator)) < 1:
             if self.ctx.stop_agreed():
                 return False
+            has_waited = True
             self.ctx.status.state("waiting", "for env steps of actors")
             if time.monotonic() - reminded_s > REMIND_S:
                 reminded_s = time.monotonic()
@@ -411,7 +413,7 @@ class ReplayRatio:
                     )
             time.sleep(WAIT_S)
         self._updates_left = left
-        if reminded_s > -math.inf:
+        if has_waited:
             self._waited_s += time.monotonic() - start_s
             self.ctx.status.state("learning")
         return True

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import sys
@@ -293,7 +294,8 @@ def test_an_actor_without_a_learner_warns_and_names_its_folder(
 def test_a_learner_waits_for_the_first_data_and_while_it_is_too_far_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace.time, "sleep", lambda _: None)
+    now_s = itertools.count(step=pace.REMIND_S + 1)
+    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: next(now_s), sleep=lambda _: None))
     write_beat(tmp_path, "actor", env_steps=99, state="stopped")
     learner = Process(tmp_path, ratio=0.5, start_after=100, epoch_updates=10)
     learner.pace.begin(is_new=False)

@@ -120,8 +120,11 @@ def test_a_sweep_continues_where_it_was_prunes_and_writes_the_best(
 
 
 @pytest.mark.usefixtures("unbuilt")
-def test_a_killed_trial_continues_with_the_next_call(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*WORDS[:-1], "Experiment.batch_size=4", "--trials", "1"]
+@pytest.mark.parametrize("through", [[], ["--through", """sh -c '"$0" "$@"; exit $?'"""]])
+def test_a_killed_trial_continues_with_the_next_call(
+    through: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*WORDS[:-1], "Experiment.batch_size=4", "--trials", "1", *through]
     assert main(words) == 1
     assert "trial 0 was killed by SIGKILL; run the same command to continue it" in capsys.readouterr().out
     assert main(words) == 0

@@ -115,6 +115,9 @@ def test_threads_and_workers_of_actors_can_be_chosen() -> None:
     assert "AsyncVectorEnv.num_workers=1" in ActorSpec([], 10_000).words(num_per_machine=10_000)
     assert not any("num_workers" in word for word in ActorSpec([], 10_000).words())
     with cleared_config():
+        gin.bind_parameter("Experiment.env_mode", "sync")
+        assert not any("num_workers" in word for word in ActorSpec([], 10_000).words(num_per_machine=10_000))
+        gin.bind_parameter("Experiment.env_mode", "async")
         gin.bind_parameter("AsyncVectorEnv.num_workers", 4)
         assert not any("num_workers" in word for word in ActorSpec([], 10_000).words(num_per_machine=10_000))
 

@@ -17,7 +17,7 @@ from unittest import mock
 
 import pytest
 
-from loxodon.experiment.fleet.launchers import SlurmJob, finished_learners
+from loxodon.experiment.fleet.launchers import SlurmJob, connect_ray, finished_learners
 from loxodon.experiment.fleet.shared_folder import TOKEN_VARIABLE, write_token
 from loxodon.experiment.process.versions import import_extra
 from loxodon.tools import launch
@@ -67,20 +67,22 @@ def test_slurm_is_asked_for_the_documented_resources(
     make.return_value, executor.submit.side_effect = executor, [SimpleNamespace(job_id=i) for i in (1, 2, 3)]
     monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(AutoExecutor=make))
     options = shlex.split(
-        "--slurm-partition fast --slurm-minutes 30 --slurm-set slurm_account=lab --actors 2"
+        "--slurm-partition fast --slurm-minutes 30 --slurm-set slurm_account=lab "
+        "--slurm-set slurm_array_parallelism=2 --slurm-set slurm_use_srun=false --actors 2"
     )
     resources = shlex.split("--slurm-learner-gpus 2 --slurm-actor-cpus 3")
     assert launch.main(["--backend", "slurm", *options, *resources, "--config", "tiny.gin"]) == 0
-    assert "learner  job 1\nactors   jobs 2 3\n" in capsys.readouterr().out
+    assert "learner  job 3\nactors   jobs 1 2\n" in capsys.readouterr().out
     settings, jobs = make.call_args.kwargs, []
     for method, args, changes in executor.method_calls:
         settings = {**settings, **changes}
         jobs += [(*args, settings)] if method == "submit" else []
-    (learner, for_learner), (actor, for_actor), _ = jobs
+    _, (actor, for_actor), (learner, for_learner) = jobs  # without actors' jobs there is no learner's
     assert learner.words == ["--config", "tiny.gin", "--actors", "2"]
     assert actor.words[:4] == ["--config", "tiny.gin", "--mode", "collect"]
     assert learner.run_dir == actor.run_dir == tiny.run_dir
     both = {"slurm_partition": "fast", "timeout_min": 30, "slurm_account": "lab", "cluster": "slurm"}
+    both |= {"slurm_array_parallelism": 2, "slurm_use_srun": False}
     assert both.items() <= for_learner.items()
     assert both.items() <= for_actor.items()
     assert (for_learner["gpus_per_node"], for_actor["gpus_per_node"]) == (2, 0)
@@ -91,6 +93,26 @@ def test_slurm_is_asked_for_the_documented_resources(
     assert (
         actor.environment[TOKEN_VARIABLE] == learner.environment[TOKEN_VARIABLE] == write_token(tiny.run_dir)
     )
+
+
+@pytest.mark.skipif(not has("submitit"), reason="needs submitit")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], r"Slurm cannot be used here: .*srun.*Fix: .*--slurm-cluster local"),
+        (["--slurm-cluster", "local", "--slurm-set", "nonsense=1"], "--slurm-set is wrong: .*nonsense.*Fix:"),
+    ],
+)
+def test_jobs_that_cannot_be_submitted_are_refused_with_a_fix(
+    tiny: Any,
+    words: list[str],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PATH", str(tiny.run_dir))  # without srun
+    assert launch.main(["--backend", "slurm", *words, *WORDS]) == 2
+    assert re.search(told, capsys.readouterr().err, flags=re.DOTALL)
 
 
 @pytest.mark.skipif(not has("submitit"), reason="needs submitit")
@@ -152,7 +174,17 @@ def test_ray_actors_train(
     log = (tiny.run_dir / "logs/actors/ray_pool_0.log").read_text()
     assert "actor 0 started: process" in log
     assert "usage stats" not in log.lower()  # Ray sends no usage statistics
-    assert "--backend ray --ray-address local --config tiny.gin" in capsys.readouterr().out
+    assert "--backend ray --ray-address local --ray-cpus 0.1 --config tiny.gin" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not has("ray"), reason="needs ray")
+def test_a_malformed_address_of_a_cluster_is_refused_with_a_fix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_DEDUP_LOGS", "RAY_NUM_REDIS_GET_RETRIES"):
+        monkeypatch.setenv(name, "1")
+    with pytest.raises(ConnectionError, match=r"no Ray cluster at 'nonsense'.*Fix: start one"):
+        connect_ray("nonsense")
 
 
 @pytest.mark.slow
