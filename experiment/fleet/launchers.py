@@ -162,7 +162,7 @@ def submit(
         )
     except RuntimeError as error:
         raise ConfigError(
-            f"Slurm cannot be used here: {error}. Fix: run this on a machine of the cluster, or try it out "
+            f"Slurm cannot be used here ({error}). Fix: run this on a machine of the cluster, or try it out "
             "with --slurm-cluster local."
         ) from None
     try:

@@ -99,7 +99,7 @@ def test_slurm_is_asked_for_the_documented_resources(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], r"Slurm cannot be used here: .*srun.*Fix: .*--slurm-cluster local"),
+        ([], r"Slurm cannot be used here \(.*srun.*\)\. Fix: .*--slurm-cluster local"),
         (["--slurm-cluster", "local", "--slurm-set", "nonsense=1"], "--slurm-set is wrong: .*nonsense.*Fix:"),
     ],
 )
