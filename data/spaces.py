@@ -82,8 +82,8 @@ class Tokens(spaces.MultiDiscrete):
         if len(words) > self.max_tokens:
             self._warn(
                 "length",
-                "%r has %d words, but only the first %d are used. Fix: with a vocabulary, such as "
-                "gym_env.vocabulary = 'minigrid', raise gym_env.max_tokens (Tokens.max_tokens)",
+                "%r has %d words, but only the first %d are used. Fix: name the vocabulary, such as "
+                "gym_env.vocabulary = 'minigrid', and raise gym_env.max_tokens (in Python Tokens.max_tokens)",
                 text,
                 len(words),
                 self.max_tokens,
@@ -139,7 +139,8 @@ def with_tokens(space: Space[Any], vocabulary: Tokens | None) -> Space[Any]:
             return spaces.Dict({name: replaced(child) for name, child in part.spaces.items()})
         if isinstance(part, spaces.Tuple):
             return spaces.Tuple([replaced(child) for child in part.spaces])
-        is_mission = any(kind.__name__ == "MissionSpace" for kind in type(part).__mro__)  # BabyAI derives one
+        # The space of BabyAI is derived from that of MiniGrid.
+        is_mission = any(kind.__name__ == "MissionSpace" for kind in type(part).__mro__)
         if not (is_mission if vocabulary is None else _is_text(part)):
             return part
         found.append(part)

@@ -24,7 +24,7 @@ from .joint_actions import JointActions, num_combinations
 from .returned import check_env
 from .sequence_env import SequenceEnv
 
-_PACKAGES = {
+_PACKAGES: dict[str, tuple[str, ...]] = {
     "popgym": ("popgym", "envs"),
     "MiniGrid-": ("minigrid", "envs"),
     "BabyAI-": ("minigrid", "envs"),
@@ -35,7 +35,7 @@ _PACKAGES = {
     "gymnax/": ("gymnax", "jax"),
     "xminigrid/": ("xminigrid", "jax"),
 }
-"""Packages and extra by prefix of environment ids; the packages are imported when such an id is used."""
+"""Packages, then their extra, by prefix of environment ids. The packages are imported when an id is used."""
 _REGISTERING = {"envpool": ".envpool_suite", "gymnax": ".jax_suites", "xminigrid": ".jax_suites"}
 """Our modules that register ids for packages that do not; all of these environments are batches."""
 
@@ -309,10 +309,11 @@ def _registered_name(env_id: str) -> str:
     if module:
         _imported(module, env_id)
     elif found := next((_PACKAGES[prefix] for prefix in _PACKAGES if name.startswith(prefix)), None):
-        for package in found[:-1]:
-            import_package(package, found[-1], env_id)
-        if found[0] in _REGISTERING:
-            importlib.import_module(_REGISTERING[found[0]], __package__)
+        *packages, extra = found
+        for package in packages:
+            import_package(package, extra, env_id)
+            if package in _REGISTERING:
+                importlib.import_module(_REGISTERING[package], __package__)
     try:
         gym.spec(name)
     except gym.error.Error as error:  # unknown, outdated or malformed

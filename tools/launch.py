@@ -69,7 +69,7 @@ def parser() -> Parser:
     add("--slurm-actor-gpus", type=int, default=0, metavar="N", help="GPUs of each actor's job")
     add("--slurm-learner-cpus", type=at_least_1, default=8, metavar="N", help="CPUs of the learner's job")
     add("--slurm-actor-cpus", type=at_least_1, default=1, metavar="N", help="CPUs of each actor's job")
-    repeatable = "option for Slurm, e.g. slurm_account=lab; repeatable"
+    repeatable = "option for Slurm, e.g. slurm_account=lab or mem_gb=16; repeatable"
     add("--slurm-set", action="append", default=[], type=_pair, metavar="NAME=VALUE", help=repeatable)
     add(
         "--slurm-cluster",

@@ -34,7 +34,7 @@ from .shared_folder import TOKEN_VARIABLE, check_folder, write_token
 from .supervisor import GRACE_S, ActorSupervisor, exit_with_parent
 
 _SLURM_PROGRAM = "python -m loxodon.tools.launch --backend slurm"
-_MOST_TIMEOUTS = 10_000  # a job is queued again after each
+_MOST_TIMEOUTS = 10_000  # a job is queued again after each time limit
 _POLL_S = 0.25
 
 
@@ -173,6 +173,7 @@ def submit(
     environment = {TOKEN_VARIABLE: write_token(run_dir)}
     learner_job = SlurmJob(main, words, run_dir.absolute(), Path.cwd(), finished_before, environment)
     actor_job = replace(learner_job, words=spec.words(), environment={**environment, **spec.environment})
+    # The learner comes last, so that a failure never leaves it alone in the queue.
     executor.update_parameters(name=f"{run_dir.name}-actor", **actor)
     with executor.batch():  # one job array
         actors = [executor.submit(actor_job) for _ in range(spec.num_actors)]

@@ -77,7 +77,9 @@ def test_slurm_is_asked_for_the_documented_resources(
     for method, args, changes in executor.method_calls:
         settings = {**settings, **changes}
         jobs += [(*args, settings)] if method == "submit" else []
-    _, (actor, for_actor), (learner, for_learner) = jobs  # without actors' jobs there is no learner's
+    _, (actor, for_actor), (learner, for_learner) = (
+        jobs  # a failure never leaves a learner alone in the queue
+    )
     assert learner.words == ["--config", "tiny.gin", "--actors", "2"]
     assert actor.words[:4] == ["--config", "tiny.gin", "--mode", "collect"]
     assert learner.run_dir == actor.run_dir == tiny.run_dir
@@ -178,9 +180,7 @@ def test_ray_actors_train(
 
 
 @pytest.mark.skipif(not has("ray"), reason="needs ray")
-def test_a_malformed_address_of_a_cluster_is_refused_with_a_fix(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_malformed_address_of_a_cluster_is_refused_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RAY_USAGE_STATS_ENABLED", "RAY_DEDUP_LOGS", "RAY_NUM_REDIS_GET_RETRIES"):
         monkeypatch.setenv(name, "1")
     with pytest.raises(ConnectionError, match=r"no Ray cluster at 'nonsense'.*Fix: start one"):
