@@ -191,13 +191,23 @@ def unknown_names(bindings: Sequence[Binding]) -> list[str]:
     macros = macros_of(bindings)
     in_files = macros_of(b for b in bindings if b.origin.file != COMMAND_LINE)
     found: list[str] = []
+    absent: set[str] = set()  # a class that cannot be found is reported only where it is named first
     for binding in bindings:
+        classes = []
         if binding.selector != MACRO:
-            found += _unknown_target(binding)
+            classes.append((binding.selector, f"{binding.origin}"))
+            found += _unknown_param(binding)
         elif binding.scope not in in_files:
             found.append(_unknown_override(binding, macros))
         for ref in references_in(binding.value):
-            found += _unknown_reference(ref, binding, macros)
+            if isinstance(ref, Reference):
+                classes.append((ref.name, f"{binding.origin}: {binding.key} = {ref!r}"))
+            else:
+                found += _unknown_macro(ref, binding, macros)
+        for name, place in classes:
+            if name not in absent and len(matches := registry.find(name)) != 1:
+                absent.add(name)
+                found.append(f"{place}: {_no_such_class(name, matches)}")
     return found
 
 
@@ -210,10 +220,9 @@ def _unknown_override(binding: Binding, macros: Iterable[str]) -> str:
     return f"{binding.origin}: no config file defines {name}.{meant} Fix: write Name.param=value."
 
 
-def _unknown_target(binding: Binding) -> Iterator[str]:
+def _unknown_param(binding: Binding) -> Iterator[str]:
     matches = registry.find(binding.selector)
     if len(matches) != 1:
-        yield f"{binding.origin}: {_no_such_class(binding.selector, matches)}"
         return
     target, param = matches[0], binding.param
     where, settable = f"{binding.origin}: {target.name}", [n for n in target.params if target.can_set(n)]
@@ -248,16 +257,14 @@ def _no_such_class(name: str, matches: Sequence[Configurable]) -> str:
     longer = [known for known in known_names if bare.lower() in known.lower()]
     if not meant and 0 < len(longer) <= MAX_CHOICES:
         meant = f" Did you mean {' or '.join(map(repr, longer))}?"
-    advice = "correct the name" if meant else "correct the name, or import its module: import my_module"
+    advice = "correct the name"
+    if not meant:
+        advice += ", or import its module: import my_module (a class of a script needs a module of its own)"
     return f"no class or function '{name}' is known to gin.{meant} Fix: {advice}."
 
 
-def _unknown_reference(ref: Reference | Macro, binding: Binding, macros: Iterable[str]) -> Iterator[str]:
-    if isinstance(ref, Reference):
-        matches = registry.find(ref.name)
-        if len(matches) != 1:
-            yield f"{binding.origin}: {binding.key} = {ref!r}: {_no_such_class(ref.name, matches)}"
-    elif ref.name not in macros and registry.constant_value(ref.name) is MISSING:
+def _unknown_macro(ref: Macro, binding: Binding, macros: Iterable[str]) -> Iterator[str]:
+    if ref.name not in macros and registry.constant_value(ref.name) is MISSING:
         meant = did_you_mean(repr(ref), [f"%{macro}" for macro in macros])
         yield (
             f"{binding.origin}: {binding.key} = {ref!r}, but nothing defines {ref.name}.{meant} "

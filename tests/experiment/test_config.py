@@ -322,6 +322,12 @@ def test_several_problems_in_several_files_are_one_message() -> None:
     assert "other.gin:1: `CfgRun.epochs 3` cannot be read" in text
 
 
+def test_a_class_that_cannot_be_found_is_one_problem_in_however_many_lines() -> None:
+    text = problem("CfgRun.encoder_type = @Shells\nShells.delay = 20\nb/Shells.delay = 2\n")
+    assert text.startswith("a.gin:3: CfgRun.encoder_type = @Shells: no class or function 'Shells' is known")
+    assert text.count("Shells'") == 1 and "a class of a script needs a module of its own" in text
+
+
 def test_names_of_amago_are_answered_with_ours() -> None:
     import loxodon.experiment  # noqa: F401  # registers them
 
