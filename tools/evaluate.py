@@ -25,7 +25,7 @@ from rich.table import Table
 from torch import Tensor
 
 from ..agents import BaseAgent, OffPolicyAgent
-from ..data import DiskTrajDataset
+from ..data import DoNothingDataset
 from ..envs import EnvSpec, Histories, resolve_env
 from ..experiment.checkpoint.load_policy import LoadedPolicy, is_gone, load_policy
 from ..experiment.checkpoint.recipes import from_json
@@ -222,7 +222,11 @@ def _recipe(args: argparse.Namespace, run_dir: Path | None) -> Recipe:
     # Another version may have recorded settings that agents no longer have. Environments do not read them.
     load_config([str(path) for path in texts], changes, is_ignored=is_gone)
     # Replace parts that may be large, or missing on this machine.
-    for name, value in {"dataset": DiskTrajDataset(), "callbacks": (), "mixed_precision": "no"}.items():
+    for name, value in {
+        "dataset": DoNothingDataset(sampler=None),
+        "callbacks": (),
+        "mixed_precision": "no",
+    }.items():
         gin.bind_parameter(f"Experiment.{name}", value)
     with explained():
         exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is started

@@ -38,10 +38,9 @@ def settings(one: Configurable) -> dict[str, tuple[str, str]]:
     """Default and meaning of each parameter that gin may set, as Markdown."""
     found = {name: p for name, p in one.params.items() if one.can_set(name)}
     sources: list[Any] = [one.wrapped]
-    if mixer := getattr(one.wrapped, "mixer_type", None):  # the trunk passes on the settings of its mixer
-        own = inspect.signature(mixer).parameters
-        found |= {name: p for name, p in own.items() if p.kind is p.KEYWORD_ONLY}
-        sources.append(mixer)
+    if one.mixer_settings:
+        found |= {p.name: p for p in one.mixer_settings}
+        sources.append(one.wrapped.mixer_type)  # type: ignore[attr-defined]
     bases = _with_bases(sources)
     meanings = [_meanings(inspect.getdoc(kind) or "", frozenset(found)) for kind in bases]
     meanings += [_documented_fields(kind) for kind in bases if dataclasses.is_dataclass(kind)]

@@ -62,11 +62,11 @@ class AlreadyVectorizedEnv(SequenceVectorEnv):
         for name in ("single_observation_space", "single_action_space"):
             check_space(env, name)
         self.env, self._mode = env, _autoreset_mode(env)
-        self.env_observation_space = specs[0].numbered(env.single_observation_space)
-        self._layout, self._map = ObsLayout(self.env_observation_space), ActionMap(env.single_action_space)
+        raw_space = specs[0].numbered(env.single_observation_space)
+        self._layout, self._map = ObsLayout(raw_space), ActionMap(env.single_action_space)
         obs_space, action_space = self._layout.space, self._map.policy_space
         super().__init__(obs_space, action_space, env.num_envs)
-        self.env_action_space = env.single_action_space
+        self.env_observation_space, self.env_action_space = raw_space, env.single_action_space
         self._obs_checks = column_checks(self._layout, self.buffers.obs)
         self._final_checks = column_checks(self._layout, self.buffers.final_obs)
         self.closed, self._num_steps = False, 0

@@ -283,7 +283,8 @@ def wrong_types(bindings: Sequence[Binding]) -> list[str]:
     """Bindings whose value does not fit the parameter's annotation."""
     found, macros = [], macros_of(bindings)
     for binding in bindings:
-        param = registry.find(binding.selector)[0].params.get(binding.param)
+        target = registry.find(binding.selector)[0]
+        param = {**(target.passed_on or {}), **target.params}.get(binding.param)
         if param is None:
             continue
         value, hint = without_macros(binding.value, macros), param.annotation

@@ -59,11 +59,12 @@ class Configurable:
 
     @property
     def passed_on(self) -> dict[str, inspect.Parameter] | None:
-        """Parameters of the base classes that get its other keywords; None if these cannot be known.
+        """Parameters of the classes that get its other keywords; None if these cannot be known.
 
-        A class with arbitrary keywords passes them to the next configurable base class.
+        A class with arbitrary keywords passes them to the next configurable base class, and a trunk those of
+        its mixer to the mixer.
         """
-        found: dict[str, inspect.Parameter] = {}
+        found = {p.name: p for p in self.mixer_settings}
         if not self.takes_any:
             return found
         if not self.is_class:
@@ -73,7 +74,13 @@ class Configurable:
                 found |= known.params
                 if not known.takes_any:
                     return found
-        return None
+        return found if self.mixer_settings else None
+
+    @property
+    def mixer_settings(self) -> list[inspect.Parameter]:
+        """Settings of the mixer that gets a trunk's keywords (nets/trunk.py); none for other classes."""
+        mixer = getattr(self.wrapped, "mixer_type", None)
+        return [p for p in _signature(mixer) if p.kind is p.KEYWORD_ONLY] if mixer else []
 
     def can_set(self, param: str) -> bool:
         """False if the code supplies the value of a parameter, so that gin may not."""

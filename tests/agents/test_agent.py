@@ -364,6 +364,7 @@ def test_impossible_settings_are_explained() -> None:
             r"is Beta, which does not fit actions in Discrete\(4\).*'Categorical'",
         ),
         ({"distribution_type": Bernoulli}, r"is Bernoulli, which does not fit.*bind one of 'Categorical'"),
+        ({"distribution_type": 0}, r"is 0, which does not fit.*bind one of 'Categorical'"),
         ({"action_mask_key": "x"}, r"action_mask_key is 'x', which is not an observation of.*4 entries.*Fix"),
         ({"pass_obs_keys_to_actor": ["x"]}, r"pass_obs_keys_to_actor names \['x'\].*Fix"),
     ):

@@ -325,7 +325,16 @@ def test_several_problems_in_several_files_are_one_message() -> None:
 def test_a_class_that_cannot_be_found_is_one_problem_in_however_many_lines() -> None:
     text = problem("CfgRun.encoder_type = @Shells\nShells.delay = 20\nb/Shells.delay = 2\n")
     assert text.startswith("a.gin:3: CfgRun.encoder_type = @Shells: no class or function 'Shells' is known")
-    assert text.count("Shells'") == 1 and "a class of a script needs a module of its own" in text
+    assert text.count("Shells'") == 1
+    assert "a class of a script needs a module of its own" in text
+
+
+def test_settings_that_a_trunk_passes_to_its_mixer_are_checked() -> None:
+    import loxodon.nets  # noqa: F401  # registers them
+
+    text = problem("GLATrajEncoder.n_heads = '4'\nMamba2TrajEncoder.step_bas = 1.0")
+    assert "a.gin:3: GLATrajEncoder.n_heads = '4' is a str, but must be int. Fix: write 4." in text
+    assert "Mamba2TrajEncoder has no parameter 'step_bas'. Did you mean 'step_bias'?" in text
 
 
 def test_names_of_amago_are_answered_with_ours() -> None:

@@ -260,7 +260,8 @@ def test_a_run_is_evaluated_in_its_own_environments_with_changes_on_top(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     env = ["Experiment.make_val_env=@KShotWrapper", "Experiment.make_train_env=@KShotWrapper"]
-    folder = a_run(*env, "KShotWrapper.env=@TMazePassive", "KShotWrapper.num_attempts=2")
+    made = ["KShotWrapper.env=@TMazePassive", "KShotWrapper.num_attempts=2"]
+    folder = a_run(*env, *made, "DiskTrajDataset.sampler=@PrioritySampler()")
     with (folder / "ckpts/config.txt").open("a") as file:
         file.write("Agent.of_another_version = 1\n")  # this setting is skipped
     words = ["--episodes", "4", "--parallel", "3", "--policy"]

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from scripted_envs import FailingEnv, ScriptedEnv, SpacesEnv
 from vector_builders import gymnasium_vector_env
@@ -311,6 +312,7 @@ def test_environments_that_cannot_be_mapped_are_refused() -> None:
 def test_recipes_of_recipes_reach_make_vec() -> None:
     env = make_vector_env([resolve_env(lambda: EnvSpec("CartPole-v1"))] * 2, "already_vectorized")
     assert env.num_envs == 2
+    assert isinstance(env.env_observation_space, spaces.Box)  # as the environment returns it
 
 
 class OddBatch(BatchedFinalEnv):
