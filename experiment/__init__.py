@@ -18,6 +18,7 @@ from .checkpoint.store import CheckpointManager
 from .collect import Collector
 from .evaluation import Evaluator
 from .experiment import Experiment
+from .learn.average import WeightAverage
 from .learn.learner import Learner
 from .optional.curriculum import EpisodeLengthCurriculum
 from .optional.freezing import ParamFreezer
@@ -46,6 +47,7 @@ __all__ = [
     "ParamFreezer",
     "Pretraining",
     "ScaleRewards",
+    "WeightAverage",
     "agents",
     "data",
     "envs",

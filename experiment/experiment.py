@@ -59,6 +59,7 @@ from .contracts import Progress, Role, RunContext, Stateful, Trainer
 from .evaluation import Evaluator
 from .fleet import EpisodeReports, Membership, ReplayRatio
 from .fleet.shared_folder import location_of
+from .learn.average import WeightAverage
 from .learn.batches import NUM_LENGTHS
 from .learn.learner import AnyBatch, Learner, masked_losses
 from .learn.off_policy import OffPolicyTrainer
@@ -135,6 +136,7 @@ class Experiment(Settings):
         self.last_val_metrics: dict[str, float] = {}
         self.actors: AbstractContextManager[Any] | None = None  # actors that run as long as learn() does
         self.collector: Collector | None = None
+        self.average: WeightAverage | None = None
         self.episode_reports: EpisodeReports | None = None  # for an agent that chooses a discount by them
         self.begins_anew = True  # no checkpoint will be loaded after `start`
         self._is_started = False
@@ -162,6 +164,11 @@ class Experiment(Settings):
     def policy(self) -> BaseAgent:
         """The agent itself, without the wrapper of Accelerate."""
         return self._policy
+
+    @property
+    def evaluated(self) -> BaseAgent:
+        """The agent that is evaluated and stored as a policy: `policy`, or the average of its weights."""
+        return self.policy if self.average is None else self.average.agent
 
     @property
     def epoch(self) -> int:
@@ -392,6 +399,8 @@ class Experiment(Settings):
         if self.accelerator.scaler is not None:  # without a scaler, Accelerate's wrapper only takes time
             optimizer = self.accelerator.prepare(optimizer)
         self.optimizer = optimizer
+        if self.weight_average is not None and self.ctx.role.learns:
+            self.average = self.weight_average(self.policy)
         sampler = self.dataset.sampler
         self.learner = Learner(
             self.policy,
@@ -408,9 +417,12 @@ class Experiment(Settings):
             edits_masks=self._overrides("edit_actor_mask", "edit_critic_mask", "edit_extra_mask"),
             progress=self.ctx.progress,
             run_dir=self.ctx.run_dir,
+            average=self.average,
         )
         if self.compile_acting:
             self.policy.compile_acting()
+            if self.average is not None:
+                self.average.compile_acting()
         self.trainer = self._make_trainer()
         if self.torch_threads is None:
             choose_threads(None, self._forward_work())
@@ -959,7 +971,7 @@ class Experiment(Settings):
             writer = self._make_writer(Path(folder), envs.num_envs, seed=seed)
         self.ctx.console.measure(lambda: self.evaluator.share_done)
         found = self.evaluator.play(
-            self.policy,
+            self.evaluated,
             envs,
             timesteps,
             hidden_state=hidden_state,
@@ -1008,7 +1020,7 @@ class Experiment(Settings):
             self.ctx.progress.best_score = score
             if self.ctx.is_main:
                 info = PolicyInfo(self.ctx.progress.policy_version, self.epoch, False)
-                self.checkpoints.save_policy(self.checkpoints.best_path, self.policy, info)
+                self.checkpoints.save_policy(self.checkpoints.best_path, self.evaluated, info)
                 self.artifacts.store_best(self.checkpoints.best_path)
 
     def why_idle(self) -> str:
@@ -1026,8 +1038,9 @@ class Experiment(Settings):
             )
         if self.dataset.save_new_trajs_to is None:
             return (
-                f"{self.dataset} {self.dataset.describe_lack()}, and takes no new trajectories. Fix: name "
-                "a folder that has enough: DiskTrajDataset.dset_root, DiskTrajDataset.dset_name."
+                f"{self.dataset} {self.dataset.describe_lack()}, and takes no new trajectories. Fix: train "
+                "from @DiskTrajDataset(), which stores what is collected or reads a folder that has enough "
+                "(DiskTrajDataset.dset_root, DiskTrajDataset.dset_name)."
             )
         if "collect/return" in self.epoch_metrics:
             return (
@@ -1078,13 +1091,14 @@ class Experiment(Settings):
             self.hooks.around("load_checkpoint", self._load, path)
         else:
             self.hooks.around("load_checkpoint", load_weights, self.policy, path)
-            self.policy.on_checkpoint_loaded(is_resume=False)
+            self.learner.on_weights_loaded(is_resume=False)
 
     def _parts(self) -> dict[str, Stateful]:
         """The parts saved in a checkpoint, by name; each process saves those of _PER_PROCESS for itself."""
         parts: dict[str, Any] = {
             "progress": self.ctx.progress,
             "learner": self.learner,
+            "average": self.average,
             "logs": self.metric_logger,
             "callbacks": self.hooks,
             "pace": self.pace,
@@ -1136,7 +1150,7 @@ class Experiment(Settings):
             shared = {name: part.state_dict() for name, part in parts.items() if name not in _PER_PROCESS}
             facts = {"seed": self.run_seed, "mode": self.mode, "world_size": self.accelerator.num_processes}
             metadata = self.record.metadata(**facts, is_interim=is_interim)
-            folder = self.checkpoints.commit(epoch, self.policy, shared, metadata)
+            folder = self.checkpoints.commit(epoch, self.policy, self.evaluated, shared, metadata)
             if not is_interim:
                 self.artifacts.store_state(folder, epoch)
             if not self.checkpoints.config_path.exists():  # the folder was deleted
@@ -1249,7 +1263,9 @@ class Experiment(Settings):
             self.episode_reports.before_publication()
         self.learner.check_weights()
         self.begin_run()
-        self.published.write(is_final=is_final)
+        # Actors follow the newest weights, which also collect in one process. At the end of the run, nobody
+        # follows them, and the file is a result.
+        self.published.write(self.evaluated if is_final else self.policy, is_final=is_final)
 
     def read_latest_policy(self) -> PolicyInfo | None:
         """Load the published weights if they are newer than the loaded ones; None if there are none yet.

@@ -23,6 +23,7 @@ from ..nets import TrajEncoder, TstepEncoder
 from .artifacts.stores import is_run_name
 from .callbacks import Callback
 from .collect.build import MakeEnv
+from .learn.average import WeightAverage
 from .ppo import PPOLearner
 
 if TYPE_CHECKING:
@@ -277,6 +278,12 @@ class Settings:
         None,
         "factor of the learning rate by training progress in [0, 1], such as @LinearSchedule() or "
         "@TorchSchedule(); it multiplies the warm-up. None for 1",
+    )
+    weight_average: Callable[[BaseAgent], WeightAverage] | None = setting(
+        None,
+        "an average of the weights, such as @WeightAverage, that is evaluated and stored in policy files; "
+        "None for the newest weights, which collect in either case",
+        on_policy=False,
     )
     extra_loss_weights: Mapping[str, float] = field(
         default_factory=dict,

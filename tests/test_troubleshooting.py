@@ -150,7 +150,7 @@ def test_a_folder_without_data_gives_the_message_on_the_page(capfd: pytest.Captu
     assert main(["--config", "tmaze", *words]) == 1
     told, said = capfd.readouterr().err, "has no trajectories"
     assert f"buffer {said}, because the folder" in told
-    assert "and takes no new trajectories. Fix: name a folder" in told
+    assert "and takes no new trajectories. Fix: train from @DiskTrajDataset()" in told
     assert said in " ".join(PAGE.split())
 
 

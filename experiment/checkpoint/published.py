@@ -26,13 +26,13 @@ class PublishedPolicy:
         self._ctx, self._agent, self._spaces, self._files = ctx, agent, env_spaces, files
         self._file = WatchedFile(files.latest_path, read_info)
 
-    def write(self, *, is_final: bool = False) -> None:
-        """Publish the agent's weights under the next version number; is_final: no others follow."""
+    def write(self, agent: BaseAgent, *, is_final: bool = False) -> None:
+        """Publish the weights of `agent` under the next version number; is_final: no others follow."""
         progress = self._ctx.progress
         progress.policy_version += 1
         if self._ctx.is_main:
             info = PolicyInfo(progress.policy_version, progress.epoch, is_final, env_steps=progress.env_steps)
-            self._files.save_policy(self._files.latest_path, self._agent, info)
+            self._files.save_policy(self._files.latest_path, agent, info)
         self._ctx.status.put(policy_version=progress.policy_version)
 
     def header(self) -> PolicyInfo | None:

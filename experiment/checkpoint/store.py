@@ -289,22 +289,27 @@ class CheckpointManager:
             write_values(temp / f"rank_{self.rank}.pt", own)
 
     def commit(
-        self, epoch: int, model: nn.Module, shared: dict[str, Any], metadata: Mapping[str, Any]
+        self,
+        epoch: int,
+        model: nn.Module,
+        policy: nn.Module,
+        shared: dict[str, Any],
+        metadata: Mapping[str, Any],
     ) -> Path:
         """Second half, called by the main process when all have written: the rest, marker, rename.
 
-        A checkpoint with `is_interim` in its metadata has no policy weights and is deleted when there is a
-        newer one.
+        Training continues with the weights of `model`; the policy file has those of `policy`. A checkpoint
+        with `is_interim` in its metadata has no policy file and is deleted when there is a newer one.
 
         Raises: the errors of `write_own`.
         """
         final, header = self.state_dir(epoch), policy_header(PolicyInfo(0, epoch, False), self.facts())
-        tensors = plain_tensors(model)
         own = {"format_version": FORMAT_VERSION, "run_id": self.run_id, "best_by": self.best_by}
         with self._saving(epoch) as temp:
             if not metadata.get("is_interim"):
-                write_policy(self.weights_dir / f"policy_epoch_{epoch}.safetensors", tensors, header)
-            save_file(tensors, temp / "model.safetensors", metadata=header)
+                path = self.weights_dir / f"policy_epoch_{epoch}.safetensors"
+                write_policy(path, plain_tensors(policy), header)
+            save_file(plain_tensors(model), temp / "model.safetensors", metadata=header)
             write_values(temp / _SHARED, shared)
             (temp / "metadata.json").write_text(json.dumps({**metadata, **own}, indent=1))
             for path in temp.iterdir():

@@ -26,6 +26,7 @@ from ..collect import StageTimer
 from ..contracts import Progress
 from ..process.distributed import any_process, merge_metrics
 from ..process.rng import isolated_rng
+from .average import WeightAverage
 from .finite import (
     HUGE_REWARD,
     bad_fields,
@@ -199,6 +200,7 @@ class Learner:
         edits_masks: True if hooks edit masks, so that their sizes are known only after a forward pass.
         progress: counts the optimizer steps; None for a count of its own.
         run_dir: folder in which the batch of an update that is not finite is saved; None does not save it.
+        average: an average that follows the weights; None for none.
 
     Attributes:
         before_clipping: called between the last backward pass and clipping, for example to drop gradients.
@@ -223,7 +225,9 @@ class Learner:
         edits_masks: bool = False,
         progress: Progress | None = None,
         run_dir: Path | None = None,
+        average: WeightAverage | None = None,
     ) -> None:
+        self.average = average
         self.report_priorities, self.skipped_updates = report_priorities, 0
         self.before_clipping: list[Callable[[], None]] = []
         check_choice("Learner.on_nan", on_nan, _ON_NAN)
@@ -412,7 +416,15 @@ class Learner:
         else:
             self.progress.gradient_steps += 1
             self.agent.after_update()
+            if self.average is not None:
+                self.average.follow()
         return norms
+
+    def on_weights_loaded(self, is_resume: bool) -> None:
+        """Notify the agent, and the average of its weights, that they were loaded."""
+        self.agent.on_checkpoint_loaded(is_resume)
+        if self.average is not None:
+            self.average.restart()
 
     def _check_losses(
         self, found: Sequence[Mapping[str, Any]], loss: Tensor, batches: Sequence[AnyBatch]
@@ -606,6 +618,8 @@ class Learner:
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.progress.gradient_steps = int(state["gradient_steps"])
+        if self.average is not None:
+            self.average.restart()  # until its own state is loaded, if there is one
 
 
 def norms_of_parts(agent: nn.Module) -> dict[str, Tensor]:

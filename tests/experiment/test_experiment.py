@@ -17,7 +17,7 @@ from loxodon.agents import LinearSchedule
 from loxodon.data import DiskTrajDataset, DoNothingDataset, load_trajectory
 from loxodon.envs import EnvSpec, EpsilonGreedy
 from loxodon.envs.vector import workers
-from loxodon.experiment import Callback, Experiment
+from loxodon.experiment import Callback, Experiment, WeightAverage
 from loxodon.experiment.checkpoint.policy_file import read_info
 from loxodon.experiment.config import load_config
 from loxodon.experiment.config.load import unused_settings
@@ -596,11 +596,11 @@ def test_acting_is_compiled_before_the_agent_acts(tmp_path: Path, monkeypatch: p
         "init_hidden_state",
         lambda agent, *args: calls.append("hidden state") or init(agent, *args),  # type: ignore[func-returns-value]
     )
-    exp = make_experiment(tmp_path, compile_acting=True)
+    exp = make_experiment(tmp_path, compile_acting=True, weight_average=WeightAverage)
     exp.start()
     exp.collect_new_training_data()
     exp.close()
-    assert calls[:2] == ["compile", "hidden state"]
+    assert calls[:3] == ["compile", "compile", "hidden state"]  # the agent, and the average of its weights
 
 
 @pytest.mark.parametrize(

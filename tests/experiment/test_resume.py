@@ -137,7 +137,11 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {},
         "Agent.acting = @ActByReturn()\nRewardShaping.bonus = @NoveltyBonus()\n",
     ),
-    "cut files": ({}, "Experiment.traj_save_len = 8\nTMazePassive.horizon = 20\n"),
+    "cut files, averaged weights": (
+        {},
+        "Experiment.traj_save_len = 8\nTMazePassive.horizon = 20\n"
+        "Experiment.weight_average = @WeightAverage\nWeightAverage.rate = 0.1\n",
+    ),
 }
 
 
