@@ -69,8 +69,8 @@ def distribution_for(
     is_own = chosen in OWN.values()
     if is_own and name in fitting:
         return fitting[name]
-    fits_not = getattr(chosen, "is_discrete", None) in {None, isinstance(action_space, spaces.Box)}
-    if is_own or fits_not:
+    is_discrete = getattr(chosen, "is_discrete", None)  # None if it is not a distribution
+    if is_own or is_discrete in {None, isinstance(action_space, spaces.Box)}:
         raise ValueError(
             f"{setting} is {name}, which does not fit actions in {action_space}. Fix: remove this binding, "
             f"or bind one of {', '.join(map(repr, fitting))}{_if_made_one(action_space)}."

@@ -1091,7 +1091,7 @@ class Experiment(Settings):
             self.hooks.around("load_checkpoint", self._load, path)
         else:
             self.hooks.around("load_checkpoint", load_weights, self.policy, path)
-            self.learner.on_weights_loaded(is_resume=False)
+            self.learner.on_weights_loaded()
 
     def _parts(self) -> dict[str, Stateful]:
         """The parts saved in a checkpoint, by name; each process saves those of _PER_PROCESS for itself."""

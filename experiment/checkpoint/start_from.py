@@ -141,5 +141,5 @@ class WarmStart(Callback):
                 fix="name a policy of an environment with these spaces.",
             )
             line = load_what_fits(run.policy, weights, str(path))
-            run.learner.on_weights_loaded(is_resume=False)
+            run.learner.on_weights_loaded()
         logger.info("Warm start from %s: %s.", self.source, line)

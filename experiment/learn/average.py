@@ -11,7 +11,7 @@ import torch
 from ...agents import BaseAgent, OnPolicyAgent
 from ...data.errors import check_number
 
-_WINDOW = 10.0  # the average covers about one in so many of the updates so far
+_WINDOW = 10.0  # the average covers about one tenth of the updates so far
 
 
 @gin.configurable(denylist=["learning"])
@@ -25,11 +25,13 @@ class WeightAverage:
     So the average covers about the last tenth of all updates, and at most the last 1 / rate. Training is the
     same with and without it: the newest weights learn and collect.
 
-    Reason: the policy of the newest weights oscillates. It loses a skill within a few hundred updates and
-    learns it again; the average keeps it.
+    Reason: the policy of the newest weights oscillates: it loses a skill within a few hundred updates and
+    learns it again. The average is steadier. It does not help where a skill is forgotten for longer.
     Source: Polyak & Juditsky 1992; the growing window is polynomial-decay averaging, Shamir & Zhang 2013,
     arXiv:1212.1824.
     Off: `Experiment.weight_average = None` (published).
+    Effect: over ten tasks of POPGym, scores are 0.06 higher; that of PositionOnlyCartPoleHard is 0.87 instead
+    of 0.51 (one seed each, docs/notebook).
 
     Args:
         learning: the agent that learns, on its device, before its first update.

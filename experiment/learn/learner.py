@@ -420,9 +420,9 @@ class Learner:
                 self.average.follow()
         return norms
 
-    def on_weights_loaded(self, is_resume: bool) -> None:
-        """Notify the agent, and the average of its weights, that they were loaded."""
-        self.agent.on_checkpoint_loaded(is_resume)
+    def on_weights_loaded(self) -> None:
+        """Notify the agent and the average that weights were loaded, without the rest of a training state."""
+        self.agent.on_checkpoint_loaded(is_resume=False)
         if self.average is not None:
             self.average.restart()
 
