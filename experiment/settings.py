@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("loxodon")
 T = TypeVar("T")
-AUTO_BATCH_TIMESTEPS = 1_536
+AUTO_BATCH_TIMESTEPS = 512
 """Timesteps in a batch of full sequences with `Experiment.batch_size = 'auto'`, so that an update costs about
 the same at any length."""
 AUTO_BATCH_SIZES = (4, 24)
@@ -192,7 +192,7 @@ class Settings:
 
     batch_size: int | Literal["auto"] = setting(
         24,
-        'sequences per batch and process; "auto" takes 4 to 24, for about 1,500 timesteps if all are full',
+        'sequences per batch and process; "auto" takes 4 to 24, for about 500 timesteps if all are full',
         choices=("auto",),
         lowest=1,
         on_policy=False,
