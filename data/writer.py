@@ -168,6 +168,8 @@ class TrajectoryWriter(Sink):
         max_pending: calls wait while more pieces than this are not on disk; None for a number that suits N.
         clock: shared by writers whose pieces must be ordered relative to each other; None makes a new one.
         nvec: number of actions of each factor of MultiDiscrete actions; None for other actions.
+        terminates_within: episodes that end after at most this many steps, and are stored in one piece, count
+            as terminated, even if a time limit ended them.
 
     Attributes:
         policy_version: number of the policy that acts now, set by the code that changes the policy. It is
@@ -190,6 +192,7 @@ class TrajectoryWriter(Sink):
         max_pending: int | None = None,
         clock: WritingClock | None = None,
         nvec: tuple[int, ...] | None = None,
+        terminates_within: int = 0,
     ) -> None:
         check_choice("Experiment.save_trajs_as", save_as, FILE_FORMATS)
         if save_every is not None and not 1 <= save_every[0] <= save_every[1]:
@@ -199,7 +202,7 @@ class TrajectoryWriter(Sink):
             )
         self.folder, self.num_envs = Path(folder), num_envs
         self.policy_version: int | None = None
-        self.nvec = nvec
+        self.nvec, self.terminates_within = nvec, terminates_within
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             is_writable = os.access(self.folder, os.W_OK | os.X_OK)
@@ -292,7 +295,7 @@ class TrajectoryWriter(Sink):
         step = {
             "actions": actions.reshape(self.num_envs, -1),
             "rews": rewards.reshape(self.num_envs, 1),
-            "dones": terminated.reshape(self.num_envs, 1),
+            "dones": (terminated | (ended & self._is_whole(time_idxs.reshape(-1)))).reshape(self.num_envs, 1),
         }
         for name, values in step.items():
             self._columns[name][self._now] = values
@@ -308,6 +311,11 @@ class TrajectoryWriter(Sink):
             self._is_running[ended] = False
             self._continue_from_now(np.flatnonzero(self._is_running & is_full))
         self._submit(pieces)
+
+    def _is_whole(self, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """(N,) bool: the episodes with these lengths are short enough, and their pieces begin with them."""
+        is_whole: npt.NDArray[np.bool_] = self._now + 1 - self._starts == lengths
+        return is_whole & (lengths <= self.terminates_within)
 
     def flush_partial(self) -> None:
         """Finish every running piece that has a transition; each continues from its last timestep."""

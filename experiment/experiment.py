@@ -548,6 +548,7 @@ class Experiment(Settings):
             save_as=self.save_trajs_as,
             actor_id=self.accelerator.process_index,
             nvec=ActionCode(self.action_space).nvec,
+            terminates_within=self.max_seq_len if self.time_limits_terminate else 0,
             **settings,
         )
 

@@ -162,6 +162,12 @@ class Settings:
         choices=PADDED_SAMPLING_MODES,
         on_policy=False,
     )
+    time_limits_terminate: bool = setting(
+        False,
+        "store an episode of at most max_seq_len steps that a time limit ends as terminated: an agent that "
+        "sees all of it can foresee its end",
+        on_policy=False,
+    )
     dloader_workers: int = setting(
         6, "sampling processes; 0 samples in this process", lowest=0, tiny_most=1, in_hash=False
     )

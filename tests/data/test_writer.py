@@ -90,6 +90,25 @@ def read_all(folder: Path) -> list[Trajectory]:
 # --- pieces --------------------------------------------------------------------------------------------
 
 
+def test_only_short_whole_episodes_that_a_time_limit_ends_count_as_terminated(tmp_path: Path) -> None:
+    rollout = FakeRollout(TrajectoryWriter(tmp_path, 3, terminates_within=3), 3)
+    for step in range(1, 8):
+        if step == 5:
+            rollout.writer.flush_partial()  # the pieces of environments 0 and 2 no longer begin at a reset
+        rollout.add(truncated={3: (0,), 4: (1,), 6: (0,), 7: (1, 2)}.get(step, ()))
+    rollout.writer.close()
+    found = read_all(tmp_path)
+    assert [(t.env_name, t.time_idxs[[0, -1], 0].tolist(), t.dones[:, 0].tolist()) for t in found] == [
+        ("env0", [0, 3], [False, False, True]),
+        ("env1", [0, 4], [False, False, False, False]),
+        ("env0", [0, 1], [False]),
+        ("env2", [0, 4], [False, False, False, False]),
+        ("env0", [1, 3], [False, False]),
+        ("env1", [0, 3], [False, False, True]),
+        ("env2", [4, 7], [False, False, False]),
+    ]
+
+
 @pytest.mark.parametrize("save_as", FILE_FORMATS)
 def test_an_episode_is_written_with_the_alignment_of_the_worked_example(tmp_path: Path, save_as: str) -> None:
     rollout = FakeRollout(TrajectoryWriter(tmp_path, 2, save_as=save_as), 2)
