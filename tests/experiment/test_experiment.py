@@ -192,6 +192,25 @@ def test_an_off_policy_agent_needs_a_dataset_that_stores_data(tmp_path: Path) ->
         make_experiment(tmp_path, dataset=DoNothingDataset()).start()
 
 
+@pytest.mark.parametrize(
+    ("settings", "terminates"),
+    [
+        ({}, False),
+        ({"time_limits_terminate": True}, True),
+        ({"time_limits_terminate": True, "max_seq_len": 4}, False),
+    ],
+)
+def test_a_time_limit_terminates_episodes_that_fit_into_a_window_if_asked(
+    tmp_path: Path, settings: dict[str, Any], terminates: bool
+) -> None:
+    env = EnvSpec(CountingEnv, {"length": 5, "truncates": True})
+    exp = run(make_experiment(tmp_path, make_train_env=env, **settings))
+    trajs = [load_trajectory(file) for file in (exp.run_dir / "buffer" / "fifo").glob("*.npz")]
+    whole = [traj.dones[:, 0].tolist() for traj in trajs if traj.time_idxs[[0, -1], 0].tolist() == [0, 5]]
+    assert len(whole) >= 6
+    assert whole == [[False] * 4 + [terminates]] * len(whole)
+
+
 def test_a_batch_has_fewer_sequences_the_longer_they_are(tmp_path: Path) -> None:
     sizes = {
         length: make_experiment(tmp_path, max_seq_len=length, batch_size="auto").sequences_per_batch
