@@ -6,10 +6,10 @@
     OMP_NUM_THREADS=1 python benchmarks/learner.py discrete --compile      # Experiment.compile_learning
     python benchmarks/learner.py base large --device cuda --precision bf16
 
-Batches of 24 windows of 128 (or 512) transitions, 16 observations, 4 actions; encoders of width 128 (a
-Transformer of 3 layers, a GRU of 2), 4 critics, 5 discounts, heads of 2 x 256; one torch thread, float32 or
-autocast to bfloat16. Times are medians over updates: CPU time, or with --device cuda the time until the GPU
-has finished.
+Batches of 24 windows of 128 (or 512) transitions, or of 8 and 24 windows of 64; 16 observations, 4 actions;
+encoders of width 128 (a Transformer of 3 layers, a GRU of 2), 4 critics, 5 discounts, heads of 2 x 256; one
+torch thread, float32 or autocast to bfloat16. Times are medians over updates: CPU time, or with --device cuda
+the time until the GPU has finished.
 
 gflop: counted operations of matrix products and attention. floor_s: their time at the speed of one large
 product, the fastest of all that fit into 3 s. share_of_floor: floor_s as a share of the median update;
@@ -97,6 +97,8 @@ class Workload:
 WORKLOADS = {
     "discrete": Workload(),
     "discrete_512": Workload(length=4 * LENGTH),
+    "windows_8": Workload(batch=8, length=64),  # the batch of batch_size = 'auto'
+    "windows_24": Workload(batch=24, length=64),
     "discrete_gru": Workload(encoder="gru", layers=2),
     "box": Workload(action_space=BOX),
     "multi_task": Workload(MultiTaskAgent),
