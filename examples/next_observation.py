@@ -35,5 +35,5 @@ class PredictingAgent(Agent):
 
 if __name__ == "__main__":
     words = ["Experiment.agent_type=@PredictingAgent", "Experiment.extra_loss_weights={'next_obs': 0.1}"]
-    words += ["HORIZON=10", "Experiment.max_seq_len=11"]  # a short T-maze, learned in seconds
+    words += ["HORIZON=10", "Experiment.max_seq_len=11"]  # a short T-maze, learned in a minute
     sys.exit(main(["--config", "tmaze", "--run-name", "next-observation", *words, *sys.argv[1:]]))

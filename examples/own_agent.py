@@ -45,5 +45,5 @@ if __name__ == "__main__":
     name = "AdvantageWeightedAgent"
     words = [f"Experiment.agent_type=@{name}", f"{name}.values=@SummedValues()", "SummedValues.beta=0.005"]
     words += [f"{name}.training_discounts=%DISCOUNTS", f"{name}.gamma=%GAMMA", f"{name}.tau=%TAU"]
-    words += ["HORIZON=10", "Experiment.max_seq_len=11"]  # a short T-maze, learned in seconds
+    words += ["HORIZON=10", "Experiment.max_seq_len=11"]  # a short T-maze, learned in a minute
     sys.exit(main(["--config", "tmaze", "--run-name", "own-agent", *words, *sys.argv[1:]]))

@@ -30,5 +30,5 @@ class MyEncoder(TstepEncoder):
 
 if __name__ == "__main__":
     words = ["Experiment.tstep_encoder_type=@MyEncoder", "MyEncoder.d_hidden=32"]
-    words += ["HORIZON=10", "Experiment.max_seq_len=11"]  # a short T-maze, learned in seconds
+    words += ["HORIZON=10", "Experiment.max_seq_len=11"]  # a short T-maze, learned in a minute
     sys.exit(main(["--config", "tmaze", "--run-name", "own-encoder", *words, *sys.argv[1:]]))

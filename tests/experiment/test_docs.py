@@ -251,7 +251,7 @@ def test_the_store_of_the_page_serves_a_run(tmp_path: Path, defined: dict[str, A
 def test_the_callback_of_the_page_stops_a_run_and_keeps_its_state(
     tmp_path: Path, defined: dict[str, Any]
 ) -> None:
-    made = defined["StopWhenSolved"](success=-1e9, times=2)
+    made = defined["StopWhenSolved"](target=-1e9, times=2)
     exp = run(make_experiment(tmp_path, epochs=9, callbacks=[made]))
     assert (exp.epoch, exp.is_finished, made.in_a_row) == (2, False, 2)
     other = defined["StopWhenSolved"]()

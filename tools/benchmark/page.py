@@ -31,6 +31,9 @@ INTRODUCTION = """\
   which favours them.
 - **normalised score**: 0 for random play, 1 for the optimum or scripted player, or else for the published
   value; the interquartile mean (IQM) over tasks.
+- **at published**: number of tasks with a score of at least the published value, of those that have one.
+  **below random**: number of tasks with a score below random play. **env steps**, **hours** of an agent: sums
+  over its runs.
 - **target: reached**: number of seeds with an evaluation at the target. **env steps**, **seconds**: medians
   over these seeds until then, on one thread of the machine that ran them. **kept**: their score divided by
   their best evaluation, both as gains over random play; 1 if nothing is lost."""
