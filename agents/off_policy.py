@@ -109,7 +109,7 @@ class OffPolicyAgent(BaseAgent, ABC):
     Args:
         *given: arguments that code supplies, see BaseAgent.
         gamma: discount of the acting policy.
-        training_discounts: discounts that are trained in addition to gamma (empty: none).
+        training_discounts: discounts that are trained in addition to gamma (empty: none); gamma is left out.
         reward_multiplier: factor of all rewards; metrics are reported without it.
         tau: Polyak rate per update of the target networks.
         num_critics: ensemble size C.
@@ -165,7 +165,7 @@ class OffPolicyAgent(BaseAgent, ABC):
             loss_weights=loss_weights,
             acting=acting,
         )
-        discounts = [*training_discounts, gamma]
+        discounts = [*(g for g in training_discounts if g != gamma), gamma]
         self.tau, self.critic_subset = tau, critic_subset
         self.returns = returns if self.is_discrete else returns.of_continuous_actions()
         # Agents that are made with the same part do not share its statistics.
@@ -525,6 +525,11 @@ class OffPolicyAgent(BaseAgent, ABC):
             raise ValueError(
                 f"Discounts are {list(discounts)}, but must lie in [0, 1]. Fix: bind {name}.gamma, and each "
                 f"of {name}.training_discounts, to a number from 0 to 1."
+            )
+        if len(set(discounts)) < len(discounts):
+            raise ValueError(
+                f"{name}.training_discounts names a discount twice: {list(discounts[:-1])}. Fix: remove the "
+                "repetition."
             )
         check_number(f"{name}.tau", self.tau, above=0, highest=1)
         check_number(f"{name}.reward_multiplier", self.reward_multiplier, above=0, highest=sys.float_info.max)

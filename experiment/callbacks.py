@@ -25,9 +25,13 @@ class Callback:
     Attributes:
         collect_metrics: names of metrics that the callback logs under `collect/`; metrics of environments
             with the same name are logged under another name.
+        changes_episode_length: True if it changes after how many env steps training episodes are truncated.
+            They are then stored as truncated in spite of `Experiment.time_limits_terminate`, because the
+            agent cannot foresee their ends.
     """
 
     collect_metrics: tuple[str, ...] = ()
+    changes_episode_length: bool = False
 
     def on_model_init_start(self, run: Run) -> None:
         """Spaces, environments and data are there; the agent is built next."""

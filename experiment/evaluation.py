@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,39 +53,37 @@ class Evaluator:
         hidden_state: Any = None,
         episodes: int | None = None,
         limit: int | None = None,
-        sinks: Sequence[Sink] = (),
+        make_sinks: Callable[[int], Sequence[Sink]] = lambda num_envs: (),
         render: bool = False,
     ) -> tuple[Any, Histories]:
         """Act in `envs`; returns the last hidden state and the statistics of the episodes of this call.
 
+        The state is that of the agent, or a list with one for each of two halves.
+
         Args:
             agent: acts in evaluation mode.
-            envs: vector env.
+            envs: vector env, or the halves that asynchronous training environments consist of.
             timesteps: steps to take in each env.
             hidden_state: the result of the previous call of this method, to continue in the same `envs` where
                 it stopped; None resets all envs.
             episodes: see `Collector.collect`.
             limit: see `Collector.collect`.
-            sinks: receivers of every step.
+            make_sinks: (number of envs) -> receivers of every step; called once for each vector env.
             render: see `Collector.collect`.
         """
-        last, state, histories = self._newest, None, None
-        if hidden_state is not None:
-            if last is None or last.groups[0].envs is not envs:
-                raise ValueError(
-                    "A hidden state was given, but the last evaluation did not act in these environments, so "
-                    "they begin new episodes. Fix: pass hidden_state=None, or continue before other "
-                    "evaluations."
-                )
-            state, histories = last.groups[0].state, copy.deepcopy(last.histories)
-            histories.clear()
-        group = RolloutGroup(envs, sinks=sinks)
+        last, parts = self._newest, getattr(envs, "halves", [envs])
+        continues = hidden_state is not None
+        if continues and (last is None or [group.envs for group in last.groups] != parts):
+            raise ValueError(
+                "A hidden state was given, but the last evaluation did not act in these environments, so "
+                "they begin new episodes. Fix: pass hidden_state=None, or continue before other evaluations."
+            )
+        groups = [RolloutGroup(part, sinks=make_sinks(part.num_envs)) for part in parts]
         collector: Collector = Collector(
-            [group],
+            groups,
             agent,
             self.device,
             self.sample,
-            histories=histories,
             should_stop=self.should_stop,
             cast=self.cast,
             is_training=False,
@@ -95,14 +92,23 @@ class Evaluator:
         self._newest, was_training = collector, agent.training
         agent.eval()
         try:
-            if state is None:
-                collector.restart(int(torch.randint(2**31 - 1, ())))
+            if continues:
+                assert last is not None
+                self._continue(collector, last, hidden_state if len(parts) > 1 else [hidden_state])
             else:
-                collector.continue_from([state])
-            assert group.state is not None
-            if hidden_state is not None:
-                group.state.hidden_state = hidden_state
+                collector.restart(int(torch.randint(2**31 - 1, ())))
             collector.collect(timesteps, episodes=episodes, limit=limit, render=render)
         finally:
             agent.train(was_training)
-        return group.state.hidden_state, collector.histories
+        found = [group.state.hidden_state for group in groups if group.state is not None]
+        return (found if len(parts) > 1 else found[0]), collector.histories
+
+    def _continue(self, collector: Collector, last: Collector, hidden_states: Sequence[Any]) -> None:
+        """Begin where the last collector stopped, with a hidden state for each of its groups."""
+        states = []
+        for group, before, hidden_state in zip(collector.groups, last.groups, hidden_states, strict=True):
+            assert before.state is not None
+            before.state.hidden_state = hidden_state
+            states.append(before.state)
+            group.histories.returns.set_running(before.histories.returns.running())
+        collector.continue_from(states)

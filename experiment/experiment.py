@@ -23,7 +23,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from ..agents import BaseAgent, LossTerms, OnPolicyAgent, value_at
+from ..agents import BaseAgent, LossTerms, OnPolicyAgent, RolloutHooks, value_at
 from ..data import (
     BatchLoader,
     DoNothingDataset,
@@ -64,6 +64,7 @@ from .learn.batches import NUM_LENGTHS
 from .learn.learner import AnyBatch, Learner, masked_losses
 from .learn.off_policy import OffPolicyTrainer
 from .learn.optimizer import make_optimizer
+from .optional.pretraining import Pretraining
 from .optional.reward_shaping import RewardShaping
 from .output.console import ConsoleView
 from .output.logs import MetricLogger, to_plain
@@ -80,7 +81,14 @@ from .process.malloc import keep_freed_memory
 from .process.rng import GlobalGenerators, derive_seed, draw_seed, isolated_rng, seed_global_generators
 from .process.signals import Aborted
 from .process.threads import choose_threads
-from .settings import Settings, check_for_on_policy, check_settings, shrink
+from .settings import (
+    Settings,
+    check_for_on_policy,
+    check_settings,
+    set_by_user,
+    shrink,
+    without_effect,
+)
 
 logger = logging.getLogger("loxodon")
 # Parts with a separate state in each process
@@ -112,6 +120,7 @@ class Experiment(Settings):
         """Check the settings and set up Accelerate; nothing is built and nothing is written yet."""
         check_settings(self)
         self._config = loaded()
+        self._is_set_by_user = set_by_user(self, self._config)
         if self.test_run:
             shrink(self)
         choose_threads(self.torch_threads)
@@ -248,6 +257,9 @@ class Experiment(Settings):
             )
         if unused := unused_settings():
             logger.warning(unused)
+        if self.ctx.role.learns and self.ctx.is_main and not self.test_run:
+            for sentence in without_effect(self, self._is_set_by_user):
+                logger.warning(sentence)
         self.summary(env_summary)
         if resume:
             self.load_newest_checkpoint()
@@ -475,7 +487,21 @@ class Experiment(Settings):
                 log_interval=self.log_interval,
                 bucket_size=math.ceil(self.max_seq_len / NUM_LENGTHS) if self.compile_learning else None,
             )
-        check_for_on_policy(self, type(self.policy).__name__)
+        name = type(self.policy).__name__
+        check_for_on_policy(
+            self,
+            name,
+            self._is_set_by_user,
+            stores=self.dataset.save_new_trajs_to is not None,
+            imitates=any(isinstance(one, Pretraining) for one in self.hooks.callbacks),
+        )
+        if self._overrides("train_step"):
+            logger.warning(
+                "%s.train_step is not called: the on-policy agent %s makes the updates of an epoch in "
+                "PPOLearner. Fix: override compute_loss, or write a callback.",
+                type(self).__name__,
+                name,
+            )
         trainer = self.on_policy_learner_type(
             self.policy,
             self.learner,
@@ -548,9 +574,16 @@ class Experiment(Settings):
             save_as=self.save_trajs_as,
             actor_id=self.accelerator.process_index,
             nvec=ActionCode(self.action_space).nvec,
-            terminates_within=self.max_seq_len if self.time_limits_terminate else 0,
+            terminates_within=self.max_seq_len if self._foresees_time_limits() else 0,
             **settings,
         )
+
+    def _foresees_time_limits(self) -> bool:
+        """True if `time_limits_terminate` is set and nothing but the environment truncates episodes."""
+        if any(one.changes_episode_length for one in self.hooks.callbacks):
+            return False
+        hooks = RolloutHooks(self.policy, self.obs_space.spaces)
+        return self.time_limits_terminate and not hooks.ends_episodes
 
     def _overrides(self, *hooks: str) -> bool:
         """True if the user overrides a hook, in a derived class or on this object."""
@@ -950,6 +983,8 @@ class Experiment(Settings):
     ) -> tuple[Any, Histories]:
         """Act in `envs`, without exploration; returns hidden state, (returns, specials).
 
+        For asynchronous training environments, which have two halves, it is a list of two hidden states.
+
         timesteps: number of steps to take in each env.
         hidden_state: the result of the previous call, to continue in the same `envs` where it stopped; None
             resets all.
@@ -966,10 +1001,15 @@ class Experiment(Settings):
             folder = self.dataset.save_new_trajs_to
         if is_training and self.collector is not None:
             self.collector.leave_envs()
-        writer: TrajectoryWriter | None = None
-        if folder is not None:
-            seed = self.ctx.seed_of("writer", "interact")
-            writer = self._make_writer(Path(folder), envs.num_envs, seed=seed)
+        writers, clock = list[TrajectoryWriter](), WritingClock()
+
+        def make_sinks(num_envs: int) -> list[TrajectoryWriter]:
+            if folder is None:
+                return []
+            seed = self.ctx.seed_of("writer", "interact", *([len(writers)] if writers else []))
+            writers.append(self._make_writer(Path(folder), num_envs, seed=seed, clock=clock))
+            return writers[-1:]
+
         self.ctx.console.measure(lambda: self.evaluator.share_done)
         found = self.evaluator.play(
             self.evaluated,
@@ -977,10 +1017,10 @@ class Experiment(Settings):
             timesteps,
             hidden_state=hidden_state,
             episodes=episodes,
-            sinks=[] if writer is None else [writer],
+            make_sinks=make_sinks,
             render=render,
         )
-        if writer is not None:
+        for writer in writers:
             if is_training:
                 writer.flush_partial()
             writer.close()
@@ -1042,6 +1082,13 @@ class Experiment(Settings):
                 f"{self.dataset} {self.dataset.describe_lack()}, and takes no new trajectories. Fix: train "
                 "from @DiskTrajDataset(), which stores what is collected or reads a folder that has enough "
                 "(DiskTrajDataset.dset_root, DiskTrajDataset.dset_name)."
+            )
+        if self.epoch < self.start_collecting_at_epoch:
+            return (
+                f"Nothing is collected before epoch {self.start_collecting_at_epoch} "
+                f"(Experiment.start_collecting_at_epoch), and {self.dataset} {self.dataset.describe_lack()}. "
+                "Fix: lower it, or name a folder that has enough (DiskTrajDataset.dset_root, "
+                "DiskTrajDataset.dset_name)."
             )
         if "collect/return" in self.epoch_metrics:
             return (
@@ -1348,11 +1395,11 @@ class Experiment(Settings):
         self.ctx.progress.policy_version = max(self.ctx.progress.policy_version, version)
 
     def _set_aside_earlier_data(self) -> None:
-        """Set aside the data of an earlier run of the same name, unless this run trains on them first.
+        """Set aside the data of an earlier run of the same name, unless this run trains on them.
 
         Actors that were started by hand may have begun before their learner, so their data stay.
         """
-        begins_data = self.ctx.role.does_both or self.actors is not None
+        begins_data = (self.ctx.role.does_both and not self._is_offline) or self.actors is not None
         from_scratch = begins_data and self.start_collecting_at_epoch == 0
         if from_scratch and self.has_dset_edit_rights and self.ctx.is_main:
             num_files = self.dataset.begin_new_run()
@@ -1423,8 +1470,8 @@ class Experiment(Settings):
         return interval is not None and self.epoch % interval == 0
 
     def _load_newest_policy(self) -> bool:
-        """Act with the newest weights if required; True when they are the last ones of a learner."""
-        if not (self.always_load_latest or self.ctx.role.is_actor):
+        """Let an actor act with the newest weights; True when they are the last ones of its learner."""
+        if not self.ctx.role.is_actor:
             return False
         self.accelerator.wait_for_everyone()  # the main process may still be writing it
         before = self.published.loaded

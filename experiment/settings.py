@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
+import numpy as np
+
 from ..agents import BaseAgent, OnPolicyAgent
 from ..data import RLDataset
 from ..data.errors import check_choice, check_number
@@ -23,6 +25,7 @@ from ..nets import TrajEncoder, TstepEncoder
 from .artifacts.stores import is_run_name
 from .callbacks import Callback
 from .collect.build import MakeEnv
+from .config.load import LoadedConfig
 from .learn.average import WeightAverage
 from .ppo import PPOLearner
 
@@ -50,7 +53,8 @@ class Rules(TypedDict, total=False):
         tiny: its value in a test run.
         tiny_most: its largest value in a test run.
         in_hash: False if runs that differ in it have the same `config_hash`.
-        on_policy: False if an on-policy agent does not read it.
+        on_policy: what makes an on-policy agent read it: "files" if it stores its rollouts, "imitation" for
+            Pretraining, "never". Fields without this rule are always read.
     """
 
     choices: Sequence[str]
@@ -59,7 +63,7 @@ class Rules(TypedDict, total=False):
     tiny: Any
     tiny_most: int
     in_hash: bool
-    on_policy: bool
+    on_policy: Literal["files", "imitation", "never"]
 
 
 def about(doc: str, **rules: Unpack[Rules]) -> dict[str, Any]:
@@ -119,7 +123,7 @@ class Settings:
         None, "start method of the environments' processes", in_hash=False
     )
     exploration_wrapper_type: Callable[..., ExplorationWrapper] | None = setting(
-        EpsilonGreedy, "noise on training actions; None disables it", on_policy=False
+        EpsilonGreedy, "noise on training actions; None disables it", on_policy="never"
     )
     sample_actions: bool = setting(True, "draw actions in training; otherwise the most likely one is taken")
     sample_actions_val: bool = setting(True, "draw actions in evaluation too")
@@ -141,35 +145,49 @@ class Settings:
     wandb_group_name: str | None = setting(None, "W&B group; None for no group", in_hash=False)
     verbose: bool = setting(True, "show progress, and draw the learning curves at the end", in_hash=False)
     log_interval: int = setting(
-        300, "batches between records of training metrics", lowest=1, tiny=1, in_hash=False, on_policy=False
+        300,
+        "batches between records of training metrics",
+        lowest=1,
+        tiny=1,
+        in_hash=False,
+        on_policy="imitation",
     )
 
     # ---- replay ----
 
     traj_save_len: float = setting(
-        1e10, "transitions after which a trajectory continues in another file", above=0
+        1e10, "transitions after which a trajectory continues in another file", above=0, on_policy="files"
     )
-    has_dset_edit_rights: bool = setting(True, "this process may delete old files")
+    has_dset_edit_rights: bool = setting(True, "this process may delete old files", on_policy="files")
     stagger_traj_file_lengths: bool = setting(
-        True, "vary traj_save_len from file to file by up to max_seq_len"
+        True, "vary traj_save_len from file to file by up to max_seq_len", on_policy="files"
     )
     save_trajs_as: str = setting(
-        "npz", "format of trajectory files", choices=("npz", "npz-compressed"), in_hash=False
+        "npz",
+        "format of trajectory files",
+        choices=("npz", "npz-compressed"),
+        in_hash=False,
+        on_policy="files",
     )
     padded_sampling: str = setting(
         "none",
         'ends of a trajectory over which windows may extend; "shifted": as "both", then moved inside',
         choices=PADDED_SAMPLING_MODES,
-        on_policy=False,
+        on_policy="imitation",
     )
     time_limits_terminate: bool = setting(
         False,
         "store an episode of at most max_seq_len steps that a time limit ends as terminated: an agent that "
         "sees all of it can foresee its end",
-        on_policy=False,
+        on_policy="files",
     )
     dloader_workers: int = setting(
-        6, "sampling processes; 0 samples in this process", lowest=0, tiny_most=1, in_hash=False
+        6,
+        "sampling processes; 0 samples in this process",
+        lowest=0,
+        tiny_most=1,
+        in_hash=False,
+        on_policy="imitation",
     )
 
     # ---- schedule: one epoch collects, then learns ----
@@ -181,7 +199,11 @@ class Settings:
         1000, "env steps per environment; 0 collects nothing", lowest=0, tiny_most=FEW_STEPS
     )
     train_batches_per_epoch: int = setting(
-        1000, "batches per epoch and process, for off-policy agents", lowest=0, on_policy=False
+        1000,
+        "batches per epoch and process, for off-policy agents; 0 makes no updates. With a replay_ratio, "
+        "other numbers apply only to epochs that collect nothing",
+        lowest=0,
+        on_policy="never",
     )
     val_interval: int | None = setting(20, "epochs between evaluations; None for never", lowest=1, tiny=1)
     ckpt_interval: int | None = setting(
@@ -192,7 +214,6 @@ class Settings:
         tiny=1,
     )
     always_save_latest: bool = setting(True, "publish the policy after every epoch", in_hash=False)
-    always_load_latest: bool = setting(False, "act with the newest published policy")
 
     # ---- optimisation ----
 
@@ -201,7 +222,7 @@ class Settings:
         'sequences per batch and process; "auto" takes 4 to 24, for about 500 timesteps if all are full',
         choices=("auto",),
         lowest=1,
-        on_policy=False,
+        on_policy="imitation",
     )
     batches_per_update: int = setting(1, "batches whose gradients are added up for one update", lowest=1)
     learning_rate: float = setting(1e-4, "learning rate of AdamW", above=0)
@@ -269,7 +290,7 @@ class Settings:
         False,
         "put short windows one after another in one row instead of padding each; the losses are the same. "
         "This saves the cost of padding without sorting windows by length",
-        on_policy=False,
+        on_policy="imitation",
     )
     replay_ratio: float | None = setting(
         None,
@@ -289,7 +310,7 @@ class Settings:
         None,
         "an average of the weights, such as @WeightAverage, that is evaluated and stored in policy files; "
         "None for the newest weights, which collect in either case",
-        on_policy=False,
+        on_policy="never",
     )
     extra_loss_weights: Mapping[str, float] = field(
         default_factory=dict,
@@ -323,6 +344,7 @@ def fields_with(rule: str) -> dict[str, Any]:
 # ---- checks before anything is built ----
 
 _TAKEN = ("actor", "critic", "value")  # names of other losses in the logs
+_OF_REPLAY_RATIO = ("ReplayRatio.tolerance", "ReplayRatio.warmup_env_steps")
 
 
 def _checked(one: Field[Any], value: Any) -> Any:
@@ -344,7 +366,8 @@ def _checked(one: Field[Any], value: Any) -> Any:
 def check_settings(settings: Settings) -> None:
     """Raise ValueError or TypeError for the first setting that cannot work; make whole floats integers."""
     for one in fields(Settings):
-        setattr(settings, one.name, _checked(one, getattr(settings, one.name)))
+        value = getattr(settings, one.name)
+        setattr(settings, one.name, _checked(one, value.item() if isinstance(value, np.number) else value))
     if not callable(settings.agent_type):
         raise TypeError(
             f"Experiment.agent_type is {settings.agent_type!r}, but must be a class. Fix: in Python, pass "
@@ -371,10 +394,64 @@ def check_settings(settings: Settings) -> None:
         )
 
 
-def check_for_on_policy(settings: Settings, agent: str) -> None:
+def set_by_user(settings: Settings, config: LoadedConfig | None) -> Callable[[str], bool]:
+    """A function that returns True for a setting, such as "Experiment.epochs", that the user has set.
+
+    config: what gin was given. Settings that it lacks come from Python code, where a default does not count.
+    """
+    defaults = {f"Experiment.{one.name}": one.default for one in fields(Settings)}
+    config = config if config is not None and config.is_in_gin() else None
+    bound = set() if config is None else {binding.key for binding in config.bindings}
+
+    def is_set(key: str) -> bool:
+        if config is not None and (key in bound or key not in defaults):
+            return config.is_set_by_user(key)
+        return key in defaults and getattr(settings, key.partition(".")[2]) != defaults[key]
+
+    return is_set
+
+
+def without_effect(settings: Settings, is_set: Callable[[str], bool]) -> list[str]:
+    """Sentences about what the user has set, see `set_by_user`, although another setting disables it."""
+    found = []
+    ratio, num_batches = settings.replay_ratio, settings.train_batches_per_epoch
+    collects = settings.mode == "both" and settings.train_timesteps_per_epoch > 0
+    is_replaced = ratio is not None and collects and settings.start_collecting_at_epoch == 0
+    if is_replaced and num_batches > 0 and is_set("Experiment.train_batches_per_epoch"):
+        found.append(
+            f"Experiment.train_batches_per_epoch = {num_batches} has no effect, because "
+            f"Experiment.replay_ratio = {ratio} decides how many updates an epoch makes. Fix: remove it, or "
+            "set Experiment.replay_ratio = None."
+        )
+    if ratio is None and (names := [name for name in _OF_REPLAY_RATIO if is_set(name)]):
+        found.append(
+            f"{' and '.join(names)} cannot take effect, because Experiment.replay_ratio is None. Fix: set "
+            "it, or remove this."
+        )
+    evaluates = settings.val_interval is not None and settings.val_timesteps_per_epoch > 0
+    if settings.stop_at_val_return is not None and not evaluates and is_set("Experiment.stop_at_val_return"):
+        name = "val_timesteps_per_epoch" if settings.val_interval is not None else "val_interval"
+        found.append(
+            f"Experiment.stop_at_val_return = {settings.stop_at_val_return:g} cannot end this run, because "
+            f"Experiment.{name} is {getattr(settings, name)}, so there are no evaluations. Fix: set "
+            f"Experiment.{name} to a positive number."
+        )
+    return found
+
+
+def check_for_on_policy(
+    settings: Settings, agent: str, is_set: Callable[[str], bool], *, stores: bool, imitates: bool
+) -> None:
     """Raise ValueError for settings that an on-policy agent of this name cannot use.
 
-    A warning names the settings that the agent does not read, unless they have their defaults.
+    A warning names the settings that the agent does not read, although the user has set them.
+
+    Args:
+        settings: settings of the run.
+        agent: name of the agent.
+        is_set: see `set_by_user`.
+        stores: True if the rollouts become trajectory files.
+        imitates: True if the agent imitates stored trajectories first.
     """
     num_steps, first = settings.train_timesteps_per_epoch, settings.start_collecting_at_epoch
     needs = [
@@ -396,10 +473,12 @@ def check_for_on_policy(settings: Settings, agent: str) -> None:
                 f"train with it: {reason}. Fix: set Experiment.{name} = {value}, or use an off-policy agent "
                 "such as Agent."
             )
-    defaults = {one.name: one.default for one in fields(Settings)}
+    read = {"files": stores, "imitation": imitates, "never": False}
     # An on-policy agent behaves as with None anyway. A test run has set most of these settings itself.
     unread = [
-        name for name in fields_with("on_policy") if getattr(settings, name) not in (defaults[name], None)
+        name
+        for name, rule in fields_with("on_policy").items()
+        if not read[rule] and getattr(settings, name) is not None and is_set(f"Experiment.{name}")
     ]
     if unread and not settings.test_run:
         logger.warning(

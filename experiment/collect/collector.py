@@ -181,7 +181,6 @@ class Collector:
         agent: acts; the collector keeps its hidden states.
         device: device of the agent.
         sample: True samples actions, False takes the most likely ones.
-        histories: statistics of all groups, to add to; None makes new ones.
         should_stop: asked after each vector step; True ends the call early.
         cast: makes the autocast context of the forward pass.
         on_env_steps: called after each vector step of a group with its number of env steps; it may sleep.
@@ -207,7 +206,6 @@ class Collector:
         device: torch.device,
         sample: bool,
         *,
-        histories: Histories | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         cast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         on_env_steps: Callable[[int], None] | None = None,
@@ -221,7 +219,7 @@ class Collector:
         self.shape_rewards, self.timer = shape_rewards, timer or StageTimer()
         self.is_training, self.save_env_state = is_training, save_env_state
         self.num_envs, self.share_done = sum(group.num_envs for group in self.groups), 0.0
-        self.histories = histories or Histories.create(self.num_envs)
+        self.histories = Histories.create(self.num_envs)
         for group in self.groups:
             is_alone = len(self.groups) == 1
             group.histories = self.histories if is_alone else self.histories.share(group.num_envs)

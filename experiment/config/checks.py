@@ -37,6 +37,7 @@ from .registry import MACRO, MISSING, Configurable
 
 OF_AMAGO: dict[str, str] = {
     "Experiment.sample_actions_train": "Experiment.sample_actions",
+    "Experiment.always_load_latest": "Experiment.mode = 'collect', which always loads the newest policy",
     "Agent.n_step": "NStep.n (with Agent.returns = @NStep())",
     "Agent.num_critics_td": "RandomSubset.size (with Agent.critic_subset = @RandomSubset())",
     "Agent.popart": "Agent.values = @PlainValues()",

@@ -56,6 +56,8 @@ def config_hash(exp: Any, bindings: Mapping[str, str]) -> str:
     chosen: dict[str, Any] = {name: value for name, value in bound.items() if not is_technical(name)}
     counting = [one.name for one in fields(exp) if one.metadata.get("in_hash", True)]
     chosen |= {f"Experiment.{name}": getattr(exp, name) for name in counting}
+    if chosen.get("Experiment.batch_size") == "auto":  # the rule that it stands for may change
+        chosen["Experiment.batch_size"] = exp.sequences_per_batch
     if bound.get("CheckpointManager.exact_resume") == "True":  # episodes are cut at checkpoints
         chosen["CheckpointManager.exact_resume"] = True
     else:

@@ -76,6 +76,10 @@ class LoadedConfig:
         """True if the command line or a file other than a preset sets this parameter, even if to None."""
         return any(binding.key == key and not checks.is_in_preset(binding) for binding in self.bindings)
 
+    def is_in_gin(self) -> bool:
+        """False if gin was cleared since this config was loaded."""
+        return all(map(_is_in_gin, self.bindings))
+
     def check_unused(self) -> str:
         """Check after `start()`, before training; raises if gin's record shows that a value was never read.
 
@@ -144,7 +148,7 @@ def unused_settings() -> str:
 
     Only of a config that Python code has loaded: commands raise such errors by `LoadedConfig.check_unused`.
     """
-    if _loaded is None or _loaded.root.is_called or not all(map(_is_in_gin, _loaded.bindings)):
+    if _loaded is None or _loaded.root.is_called or not _loaded.is_in_gin():
         return ""
     try:
         return _loaded.check_unused()

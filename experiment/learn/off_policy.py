@@ -122,8 +122,8 @@ class OffPolicyTrainer(Trainer):
         stops = StopPoller(self.ctx.stop.requested, self.ctx.accelerator)
         self.ctx.console.show(epoch, "learning", {})
         self.ctx.console.measure(lambda: num_updates * self.batches_per_update / num_batches)
-        # The number of batches so far follows from the epoch, so that a resumed run logs at the same points.
-        seen = epoch * self.num_batches
+        # Checkpoints keep the number of updates, so a resumed run logs at the same points.
+        seen = self.ctx.progress.gradient_steps * self.batches_per_update
         for i, batch in enumerate(self._batches(epoch, num_batches)):
             micro_batches.append(batch)
             versions += [] if batch.policy_versions is None else [batch.policy_versions]

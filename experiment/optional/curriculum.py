@@ -8,6 +8,7 @@ from typing import Any
 import gin
 
 from ...data.errors import check_number
+from ...envs.attributes import EPISODE_LENGTH
 from ..callbacks import Callback
 from ..contracts import Run
 
@@ -40,7 +41,7 @@ class EpisodeLengthCurriculum(Callback):
         *,
         from_epoch: int = 0,
         geometric: bool = False,
-        attribute: str = "max_episode_length",
+        attribute: str = EPISODE_LENGTH,
         also_validation: bool = False,
     ) -> None:
         for name, value in (("start", start), ("end", end), ("over_epochs", over_epochs)):
@@ -50,6 +51,7 @@ class EpisodeLengthCurriculum(Callback):
         self.from_epoch, self.geometric = from_epoch, geometric
         self.attribute, self.also_validation = attribute, also_validation
         self.collect_metrics = (attribute,)
+        self.changes_episode_length = attribute == EPISODE_LENGTH
         self._is_set: dict[int, int] = {}  # value by vector env
 
     def length(self, epoch: int) -> int:

@@ -279,7 +279,13 @@ class PPOLearner(Trainer):
     def _precision(self) -> torch.dtype:
         """Precision of the agent's computations."""
         precision = _PRECISIONS[self.accelerator.mixed_precision]
-        uses_tf32 = self.accelerator.device.type == "cuda" and torch.backends.cudnn.allow_tf32
+        by_cudnn = torch.backends.cudnn.allow_tf32 and any(
+            isinstance(module, (nn.RNNBase, nn.Conv1d, nn.Conv2d, nn.Conv3d))
+            for module in self.agent.modules()
+        )
+        uses_tf32 = self.accelerator.device.type == "cuda" and (
+            by_cudnn or torch.get_float32_matmul_precision() != "highest"
+        )
         # A float16 number has as many digits as TF32.
         return torch.float16 if precision == torch.float32 and uses_tf32 else precision
 

@@ -276,16 +276,16 @@ def test_iql_follows_an_expectile_and_weights_by_advantage() -> None:
 
 def test_multi_task_critics_classify_and_the_actor_imitates_what_is_better() -> None:
     bins = partial(ValueBins, num_bins=5, low=-2.0, high=2.0, spacing="linear")
-    agent = by_hand(MultiTaskAgent, bins_type=bins, fake_filter=True, training_discounts=(0.5, 0.5))
+    agent = by_hand(MultiTaskAgent, bins_type=bins, fake_filter=True, training_discounts=(0.25, 0.75))
     with torch.no_grad():
         # bin 3 has probability 1, so the value is 1
         agent.target_critics.out.bias.view(2, 3, 5)[:, :, 3] = 50.0
-    out = agent(paid(0.25))  # y = 2 * 0.25 + 0.5 * 1
+    out = agent(paid(0.25))  # with a discount of 0.5, y = 2 * 0.25 + 0.5 * 1
     same(out.critic, math.log(5))
     same(out.actor, math.log(4))
     with torch.no_grad():
         agent.critics.out.bias.view(2, 3, 5)[:, :, 3] = 50.0
-    same(agent(paid(0.25)).critic, 0.0)
+    same(agent(paid(0.25)).critic[:, :, :, 2], 0.0)
     agent.fake_filter = False
     same(agent(paid(0.25)).actor, 0.0)  # no recorded action is better than the policy
 
@@ -487,6 +487,13 @@ def test_targets_and_the_actor_loss_use_different_numbers_of_sampled_actions(kin
     for name in numbers:
         with pytest.raises(ValueError, match=rf"{name} is 0, .*at least 1.*Fix: bind {kind.__name__}.{name}"):
             make(kind, BOX, **{name: 0})
+
+
+def test_each_discount_is_trained_once() -> None:
+    agent = make(Agent, DISCRETE, training_discounts=(0.5, 0.99, 0.9), gamma=0.99)
+    assert agent.discounts[:, 0].tolist() == pytest.approx([0.5, 0.9, 0.99])
+    with pytest.raises(ValueError, match=r"Agent.training_discounts names a discount twice: \[0.5, 0.5\]"):
+        make(Agent, DISCRETE, training_discounts=(0.5, 0.5))
 
 
 def test_continuous_actions_may_have_returns_of_their_own() -> None:

@@ -313,7 +313,7 @@ def test_trajectories_of_an_agent_with_its_own_output_are_kept(tmp_path: Path) -
 
 def test_the_samples_of_pretraining_run(tmp_path: Path, monkeypatch: Any, capfd: Any, caplog: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    protected = tmp_path / "data" / "experts" / "buffer" / "protected"
+    protected = tmp_path / "datasets" / "experts" / "buffer" / "protected"
     protected.mkdir(parents=True)
     rng, ended = np.random.default_rng(0), np.zeros(40, bool)
     ended[9::10] = True
@@ -459,6 +459,6 @@ def code_default(key: str) -> Any:
 
 def test_every_field_of_amago_is_named() -> None:
     (fields,) = re.findall(
-        r"unless a remark says otherwise\):\n(.*?)\.\n\n", PAGES["from_amago"], flags=re.DOTALL
+        r"unless a remark says otherwise\):\s(.*?)\.\n\n", PAGES["from_amago"], flags=re.DOTALL
     )
     assert re.findall(r"`(\w+)`", fields) == [*REQUIRED, *DEFAULTS]

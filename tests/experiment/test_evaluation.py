@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from loxodon.envs import EnvSpec
+from loxodon.data import load_trajectory
+from loxodon.envs import EnvHalves, EnvSpec
 from loxodon.experiment import Experiment
 from loxodon.experiment.callbacks import FinalTest
 
@@ -182,3 +183,17 @@ def test_metrics_of_environments_do_not_replace_ours(tmp_path: Path, kind: str) 
         assert one[f"{group}/episodes"] == episodes
         assert one[f"{group}/env_steps/Boasting"] == 5 * episodes
         assert one[f"{group}/metric/return"] == one[f"{group}/metric/env_steps/Boasting"] == 1000.0
+
+
+def test_the_halves_of_asynchronous_training_environments_are_played_together(tmp_path: Path) -> None:
+    exp = make_experiment(tmp_path, make_train_env=EnvSpec(CountingEnv), env_mode="async", parallel_actors=3)
+    exp.start()
+    assert isinstance(exp.train_envs, EnvHalves)
+    state, (history, _) = exp.interact(exp.train_envs, 7)
+    state, (later, _) = exp.interact(exp.train_envs, 5, hidden_state=state)
+    exp.close()
+    assert history.lengths["CountingEnv"] == [5] * 3
+    assert later.lengths["CountingEnv"] == [5] * 3
+    assert [one.tolist() for one in state] == [[2] * 2, [2]]
+    trajs = [load_trajectory(file) for file in (exp.run_dir / "buffer" / "fifo").glob("*.npz")]
+    assert sorted(map(len, trajs)) == sorted([5, 2, 3, 2] * 3)

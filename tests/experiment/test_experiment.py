@@ -4,6 +4,7 @@ import inspect
 import logging
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from loxodon.agents import LinearSchedule
 from loxodon.data import DiskTrajDataset, DoNothingDataset, load_trajectory
 from loxodon.envs import EnvSpec, EpsilonGreedy
 from loxodon.envs.vector import workers
-from loxodon.experiment import Callback, Experiment, WeightAverage
+from loxodon.experiment import Callback, EpisodeLengthCurriculum, Experiment, WeightAverage
 from loxodon.experiment.checkpoint.policy_file import read_info
 from loxodon.experiment.config import load_config
 from loxodon.experiment.config.load import unused_settings
@@ -68,7 +69,6 @@ DEFAULTS = {
     "val_interval": 20,
     "ckpt_interval": 50,
     "always_save_latest": True,
-    "always_load_latest": False,
     "batch_size": 24,
     "batches_per_update": 1,
     "learning_rate": 1e-4,
@@ -211,6 +211,36 @@ def test_a_time_limit_terminates_episodes_that_fit_into_a_window_if_asked(
     assert whole == [[False] * 4 + [terminates]] * len(whole)
 
 
+class EndsEarly(TinyAgent):
+    """Truncates each episode after three steps."""
+
+    def post_env_step_modifications(self, obs: Any, rewards: Any, terminated: Any, truncated: Any) -> Any:
+        return terminated, truncated | (obs["observation"][:, 1] >= 3)
+
+
+class ChangesLengths(Callback):
+    changes_episode_length = True
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"callbacks": [partial(EpisodeLengthCurriculum, 2, 4, 2)]},
+        {"callbacks": [ChangesLengths]},
+        {"agent_type": EndsEarly},
+    ],
+    ids=["curriculum", "another callback", "agent"],
+)
+def test_truncations_that_the_environment_does_not_decide_terminate_nothing(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    env = EnvSpec(CountingEnv, {"length": 5, "truncates": True})
+    exp = run(make_experiment(tmp_path, make_train_env=env, time_limits_terminate=True, **settings))
+    trajs = [load_trajectory(file) for file in (exp.run_dir / "buffer" / "fifo").glob("*.npz")]
+    assert len(trajs) >= 6
+    assert not any(traj.dones.any() for traj in trajs)
+
+
 def test_a_batch_has_fewer_sequences_the_longer_they_are(tmp_path: Path) -> None:
     sizes = {
         length: make_experiment(tmp_path, max_seq_len=length, batch_size="auto").sequences_per_batch
@@ -256,10 +286,6 @@ class Watched(Experiment):
     def note(self, what: str) -> None:
         self.__dict__.setdefault("events", []).append((self.epoch, what))
 
-    def read_latest_policy(self) -> Any:
-        self.note("load latest")
-        return super().read_latest_policy()
-
     def evaluate_val(self) -> dict[str, float]:
         self.note("evaluate")
         return super().evaluate_val()
@@ -288,16 +314,14 @@ def events_of(folder: Path, **changes: Any) -> list[tuple[int, str]]:
     return exp.__dict__["events"]  # type: ignore[no-any-return]
 
 
-def test_an_epoch_loads_evaluates_collects_trains_saves_and_publishes_in_this_order(tmp_path: Path) -> None:
-    events = events_of(tmp_path, epochs=2, ckpt_interval=1, val_interval=2, always_load_latest=True)
+def test_an_epoch_evaluates_collects_trains_saves_and_publishes_in_this_order(tmp_path: Path) -> None:
+    events = events_of(tmp_path, epochs=2, ckpt_interval=1, val_interval=2)
     assert events == [
-        (0, "load latest"),
         (0, "evaluate"),
         (0, "collect"),
         (0, "update"),
         (1, "publish"),
         (1, "checkpoint"),
-        (1, "load latest"),
         (1, "collect"),
         (1, "update"),
         (2, "evaluate"),
@@ -604,6 +628,57 @@ def test_a_second_run_of_the_same_name_does_not_train_on_the_data_of_the_first(
     second = run(make_experiment(tmp_path, epochs=2, seed=1))
     assert f"{files} trajectories of an earlier run" in caplog.text
     assert second.dataset.num_files == files  # type: ignore[attr-defined]
+
+
+def test_an_offline_run_trains_on_the_data_of_an_earlier_run_of_its_name(tmp_path: Path) -> None:
+    first = run(make_experiment(tmp_path, epochs=2))
+    files = first.dataset.num_files  # type: ignore[attr-defined]
+    offline = run(make_experiment(tmp_path, epochs=2, train_timesteps_per_epoch=0))
+    assert offline.dataset.num_files == files  # type: ignore[attr-defined]
+    assert offline.ctx.progress.gradient_steps == 2 * 4
+
+
+def test_records_of_updates_are_log_interval_batches_apart_with_a_replay_ratio(tmp_path: Path) -> None:
+    exp = run(make_experiment(tmp_path, epochs=4, replay_ratio=0.1, log_interval=5))
+    steps = [one["gradient_steps"] for one in metrics(exp.run_dir) if "train-update/loss" in one]
+    assert exp.ctx.progress.gradient_steps == 14
+    assert steps == [1, 6, 11]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"replay_ratio": 0.1},
+            "Experiment.train_batches_per_epoch = 4 has no effect, because Experiment.replay_ratio = 0.1 ",
+        ),
+        (
+            {"stop_at_val_return": 1.0, "val_interval": None},
+            "Experiment.stop_at_val_return = 1 cannot end this run, because Experiment.val_interval is None",
+        ),
+        ({"stop_at_val_return": 1e9, "start_collecting_at_epoch": 0}, None),
+    ],
+)
+def test_a_setting_that_another_one_disables_gives_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], words: str | None
+) -> None:
+    exp = make_experiment(tmp_path, **settings)
+    exp.start()
+    exp.close()
+    found = [line for line in caplog.messages if "no effect" in line or "cannot" in line]
+    assert len(found) == (words is not None)
+    assert all(words in line and " Fix: " in line for line in found)  # type: ignore[operator]
+
+
+def test_a_run_that_does_not_collect_yet_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(make_experiment(tmp_path, epochs=2, start_collecting_at_epoch=5))
+    assert "Nothing is collected before epoch 5 (Experiment.start_collecting_at_epoch)" in caplog.text
+
+
+def test_numbers_of_numpy_are_settings(tmp_path: Path) -> None:
+    exp = make_experiment(tmp_path, epochs=np.int64(3), learning_rate=np.float32(0.5))
+    assert (exp.epochs, exp.learning_rate) == (3, 0.5)
+    assert (type(exp.epochs), type(exp.learning_rate)) == (int, float)
 
 
 def test_acting_is_compiled_before_the_agent_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

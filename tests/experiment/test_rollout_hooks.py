@@ -84,7 +84,7 @@ def test_evaluations_play_episodes_to_their_natural_end(stores: bool, episodes: 
     agent: Any = Impatient(envs.single_observation_space, envs.single_action_space, None, None, 8)
     sinks = [RecordingSink()] if stores else []
     evaluator = Evaluator(torch.device("cpu"), sample=True)
-    _, histories = evaluator.play(agent, envs, 2 * LENGTH, episodes=episodes, sinks=sinks)
+    _, histories = evaluator.play(agent, envs, 2 * LENGTH, episodes=episodes, make_sinks=lambda _: sinks)
     assert [n for lengths in histories.returns.lengths.values() for n in lengths] == [LENGTH] * 4
 
 

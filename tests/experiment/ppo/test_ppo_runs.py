@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from gymnasium import spaces
 from torch import Tensor
 
 from loxodon.agents import GAE, ConstantSchedule, PPOAgent, PPOLoss
+from loxodon.data import DiskTrajDataset
 from loxodon.envs import EnvSpec
-from loxodon.experiment import EvaluateAfterLoad, Experiment, load_policy
+from loxodon.experiment import EvaluateAfterLoad, Experiment, Pretraining, load_policy
 from loxodon.experiment.checkpoint.policy_file import read_info
 from loxodon.experiment.ppo import KLAdaptiveLR
 from loxodon.nets import FFTstepEncoder, GRUTrajEncoder
@@ -91,7 +93,43 @@ def test_settings_without_an_effect_are_reported_once(
     learned(ppo_experiment(tmp_path, **changes))
     lines = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
     assert len(lines) == 1
-    assert ": padded_sampling, train_batches_per_epoch. Fix: " in lines[0]
+    assert ": dloader_workers, padded_sampling, train_batches_per_epoch. Fix: " in lines[0]
+
+
+def test_what_a_run_that_stores_or_imitates_reads_is_not_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    of_files = {"traj_save_len": 9, "time_limits_terminate": True, "save_trajs_as": "npz-compressed"}
+    stores = ppo_experiment(tmp_path, **AT_DEFAULTS, **of_files, dataset=DiskTrajDataset())
+    stores.start()
+    stores.close()
+    (line,) = [line for line in caplog.messages if "no effect" in line]
+    assert "PPOLearner: dloader_workers. Fix: " in line
+    caplog.clear()
+    of_batches = {"batch_size": 7, "packed_batches": True, "padded_sampling": "both", "log_interval": 3}
+    demos = DiskTrajDataset(dset_root=str(tmp_path), dset_name=stores.run_name, takes_new_trajs=False)
+    callbacks = [partial(Pretraining, dataset=demos, num_batches=1)]
+    imitates = ppo_experiment(
+        tmp_path, **{**AT_DEFAULTS, **of_batches}, callbacks=callbacks, run_name="imitates"
+    )
+    imitates.start()
+    imitates.close()
+    assert [line for line in caplog.messages if "no effect" in line] == []
+
+
+class OwnStep(Experiment):
+    def train_step(self, *args: Any, **kwargs: Any) -> Any:
+        return super().train_step(*args, **kwargs)
+
+
+def test_a_step_of_ones_own_that_nothing_calls_gives_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    exp = ppo_experiment(tmp_path)
+    exp.__class__ = OwnStep
+    exp.start()
+    exp.close()
+    assert "OwnStep.train_step is not called: the on-policy agent PPOAgent" in caplog.text
 
 
 class RisingEnv(gym.Env[Any, Any]):
