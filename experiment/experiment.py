@@ -208,6 +208,13 @@ class Experiment(Settings):
         return self.ctx.progress.is_finished
 
     @property
+    def unread_parts(self) -> tuple[str, ...]:
+        """Settings that name parts which the kind of agent does not use; known after `start`."""
+        if isinstance(self.policy, OnPolicyAgent):
+            return ("Experiment.exploration_wrapper_type", "Experiment.weight_average")
+        return ("Experiment.on_policy_learner_type",)
+
+    @property
     def best_score(self) -> float | None:
         """Score of the best policy so far."""
         return self.ctx.progress.best_score
@@ -255,7 +262,7 @@ class Experiment(Settings):
                 "load_config with one of these names before Experiment(...); its arguments override the "
                 "preset (examples/from_python.py)."
             )
-        if unused := unused_settings():
+        if unused := unused_settings(self.unread_parts):
             logger.warning(unused)
         if self.ctx.role.learns and self.ctx.is_main and not self.test_run:
             for sentence in without_effect(self, self._is_set_by_user):

@@ -28,7 +28,7 @@ def dry_run(config: LoadedConfig) -> str:
         exp = dataclasses.replace(exp, ckpt_base_dir=folder, run_name=exp.run_name.removesuffix("-test"))
         try:
             exp.start()
-            notes = config.check_unused()
+            notes = config.check_unused(exp.unread_parts)
             exp.learn()
             problem = lack_of_data(exp)
             if problem:

@@ -176,7 +176,7 @@ def _start(config: LoadedConfig, resumes: bool, has_actors: bool, device: str | 
         )
     exp.start()
     try:
-        if (unused := config.check_unused()) and exp.accelerator.is_main_process:
+        if (unused := config.check_unused(exp.unread_parts)) and exp.accelerator.is_main_process:
             say(f"note: {unused}", error=True)
     except ConfigError as error:
         if exp.ctx.role.learns:

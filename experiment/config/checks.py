@@ -13,7 +13,7 @@ import os
 import tokenize
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,10 +102,14 @@ class Node:
     """True if it is called with only the arguments that gin supplies: `@Name()`, the root, an environment."""
 
 
-def reach(bindings: Sequence[Binding], starts: Iterable[Node]) -> dict[tuple[str, str], Node]:
+def reach(
+    bindings: Sequence[Binding], starts: Iterable[Node], unread: Collection[str] = ()
+) -> dict[tuple[str, str], Node]:
     """All targets of references, macros and defaults from `starts`, by scope and name.
 
     As in gin, `%NAME` leads to `gin.macro` in the scope NAME.
+
+    unread: parameters, such as "Experiment.dataset", whose values lead nowhere.
     """
     nodes: dict[tuple[str, str], Node] = {}
     queue = list(starts)
@@ -117,6 +121,8 @@ def reach(bindings: Sequence[Binding], starts: Iterable[Node]) -> dict[tuple[str
         nodes[key] = node
         bound, is_macro = bound_in(*key, bindings), node.configurable.name == MACRO
         for name, binding in bound.items():
+            if f"{node.configurable.name}.{name}" in unread:
+                continue
             is_env_factory = name.startswith("make_") and name.endswith("env")
             is_called = is_env_factory or (is_macro and node.is_called)
             for ref in references_in(binding.value):
@@ -127,7 +133,7 @@ def reach(bindings: Sequence[Binding], starts: Iterable[Node]) -> dict[tuple[str
                     queue.append(Node(matches[0], scope, binding, ref.is_called or is_called))
         for param in node.configurable.params.values():
             child = registry.find_object(param.default) if param.name not in bound else None
-            if child is not None:
+            if child is not None and f"{node.configurable.name}.{param.name}" not in unread:
                 queue.append(Node(child, node.scope, node.via))
     return nodes
 
@@ -491,12 +497,14 @@ def _lacks_value(node: Node, param: str, bound: Binding | None) -> bool:
 # --- unused settings --------------------------------------------------------------------------------------
 
 
-def check_unused(bindings: Sequence[Binding], root: Node) -> str:
+def check_unused(bindings: Sequence[Binding], root: Node, unread: Collection[str] = ()) -> str:
     """Find settings of the user that gin has not read by now, when everything is built.
 
     The following are not mistakes: targets of references and defaults of anything that was built, as they may
     be constructed later; settings of parts that a later source replaced; the settings of presets, which are
     for any task and any parts; and values that are the default anyway.
+
+    unread: parameters that code does not look at in this case, such as those of another kind of agent.
 
     Returns: settings of the user's functions, which code may call while training; "" without any.
 
@@ -504,7 +512,7 @@ def check_unused(bindings: Sequence[Binding], root: Node) -> str:
     """
     read = registry.was_read()
     built = [Node(registry.find(name)[0], scope) for scope, name in read]
-    reached = reach(bindings, built)
+    reached = reach(bindings, built, unread)
     # Code may still build targets of a replaced reference, so the second list lacks them.
     replaced = [*left_over(bindings, [root]), *left_over(bindings, [root, *built])]
     problems, notes = [], []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,13 +80,15 @@ class LoadedConfig:
         """False if gin was cleared since this config was loaded."""
         return all(map(_is_in_gin, self.bindings))
 
-    def check_unused(self) -> str:
+    def check_unused(self, unread: Collection[str] = ()) -> str:
         """Check after `start()`, before training; raises if gin's record shows that a value was never read.
+
+        unread: parameters whose parts were not built, see `Experiment.unread_parts`.
 
         Returns: a text on settings that were not read yet and may be read later; "" without any.
         Raises: ConfigError listing each setting that has no effect.
         """
-        return checks.check_unused(self.bindings, self.root)
+        return checks.check_unused(self.bindings, self.root, unread)
 
 
 def load_config(
@@ -143,15 +145,17 @@ def _in_gin(name: str, value: Any) -> str:
     return repr(value)
 
 
-def unused_settings() -> str:
+def unused_settings(unread: Collection[str] = ()) -> str:
     """Text about settings that nothing has read when everything is built; "" if there are none.
 
     Only of a config that Python code has loaded: commands raise such errors by `LoadedConfig.check_unused`.
+
+    unread: see there.
     """
     if _loaded is None or _loaded.root.is_called or not _loaded.is_in_gin():
         return ""
     try:
-        return _loaded.check_unused()
+        return _loaded.check_unused(unread)
     except ConfigError as error:
         return str(error)
 

@@ -414,6 +414,14 @@ def test_settings_that_were_not_used_are_an_error(added: str, part: str) -> None
     assert part in str(caught.value)
 
 
+def test_settings_of_a_part_that_this_kind_of_run_does_not_use_are_an_error() -> None:
+    config = load("CfgHead.make_late = @late/CfgConv\nlate/CfgConv.kernel = 3\n")
+    run()
+    assert config.check_unused() == ""
+    with pytest.raises(ConfigError, match=r"^a.gin:4: late/CfgConv.kernel = 3 is set, but nothing"):
+        config.check_unused(["CfgHead.make_late"])
+
+
 def test_settings_that_were_used_or_may_be_used_later_are_accepted() -> None:
     late = "CfgHead.make_late = @late/CfgConv\nlate/CfgConv.kernel = %N\nN = 3\nCfgConv.kernel = 4\n"
     config = load(f"CfgHead.bias = True\nCfgGRU.layers = 2\n{late}cfg_bonus.share = 2\n")

@@ -476,3 +476,18 @@ def test_a_full_disk_is_one_line_instead_of_a_traceback(capsys: pytest.CaptureFi
     assert exit_status(fills) == 1
     err = capsys.readouterr().err
     assert err.startswith("error: [Errno 28] No space left on device: 'report.md'. Fix: free space there")
+
+
+@pytest.mark.parametrize(
+    ("agent", "setting"),
+    [("off-policy", "PPOLearner.update_epochs=9"), ("ppo", "EpsilonGreedy.eps_start=0.5")],
+)
+def test_settings_of_the_other_kind_of_agent_are_an_error(
+    capsys: pytest.CaptureFixture[str], agent: str, setting: str
+) -> None:
+    words = ["--agent", "ppo"] if agent == "ppo" else []
+    assert main(["--env", "CartPole-v1", *words, "--test-run", setting]) == 2
+    assert (
+        f"{setting.replace('=', ' = ')} is set, but nothing in this experiment uses it"
+        in capsys.readouterr().err
+    )
