@@ -267,7 +267,7 @@ class BaseAgent(nn.Module, ABC):
 
         The losses of off-policy agents and BCAgent are a single graph, except with GRU or LSTM, which break
         it, hybrids and Gaussian mixtures. Updates with metrics are not compiled. Each shape of batches is
-        compiled on its own, up to eight; a run pads its batches to four lengths.
+        compiled on its own, up to eight; an off-policy run pads its batches to four lengths.
         """
         plain, shapes = self.forward, set[torch.Size]()
         compiled = torch.compile(plain, backend=backend, dynamic=False)

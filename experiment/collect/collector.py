@@ -480,19 +480,10 @@ class Collector:
         rl2s = self._rl2s(rewards, actions)
         time_idxs = state.time_idxs + 1
         if group.sinks:
-            following = full
-            if "final_obs" in infos:
-                following = _true_next_obs(obs, infos["final_obs"], ended)
-                if self.hooks.adds_to_obs:
-                    final = self._with_info(following, before, np.zeros_like(ended))
-                    following = _true_next_obs(full, final, ended)
-            stored, extras = rewards, state.extras
-            if combines := self.hooks.combines_rewards and self.is_training:
-                stored = self.hooks.combined(self.agent, rewards, infos.get("metrics", ()))
-            if self.shape_rewards is not None:
-                stored = self.shape_rewards(stored, following)
-            if combines or self.shape_rewards is not None:
-                extras = {**extras, "raw_rewards": rewards[:, None]}
+            final = infos.get("final_obs")
+            following = full if final is None else self._following(obs, full, final, before, ended)
+            stored, more = self._stored_rewards(rewards, following, infos)
+            extras = {**state.extras, **more} if more else state.extras
             step = (actions, stored, terminated, ended, following, rl2s, time_idxs, ignored, extras)
             group.call_sinks("add", *step)
             self.timer.lap("store", env_s)
@@ -511,6 +502,35 @@ class Collector:
             return group.envs.step_wait()
         with self._plain_torch():
             return group.envs.step(actions)
+
+    def _following(
+        self, obs: Arrays, full: Arrays, final: Arrays, before: Arrays | None, ended: np.ndarray
+    ) -> Arrays:
+        """Observations (N, ...) after the step: `final` where an episode ended, otherwise `full`.
+
+        obs: as `full`, without what the agent adds; before: those of the previous timestep.
+        """
+        following = _true_next_obs(obs, final, ended)
+        if not self.hooks.adds_to_obs:
+            return following
+        return _true_next_obs(full, self._with_info(following, before, np.zeros_like(ended)), ended)
+
+    def _stored_rewards(
+        self, rewards: np.ndarray, following: Arrays, infos: dict[str, Any]
+    ) -> tuple[np.ndarray, Arrays]:
+        """The rewards (N,) that sinks get, and those of the env as an extra if they differ.
+
+        following: the observations (N, ...) after the step.
+        """
+        combines = self.hooks.combines_rewards and self.is_training
+        if not combines and self.shape_rewards is None:
+            return rewards, {}
+        stored = rewards
+        if combines:
+            stored = self.hooks.combined(self.agent, rewards, infos.get("metrics", ()))
+        if self.shape_rewards is not None:
+            stored = self.shape_rewards(stored, following)
+        return stored, {"raw_rewards": rewards[:, None]}
 
     def _begin_episodes(self, group: RolloutGroup, state: RolloutState, fresh: np.ndarray) -> None:
         """Begin episodes in the envs where fresh (N,) bool is True; their memory is reset before they act."""
