@@ -14,16 +14,15 @@ from torch import Tensor
 from ...data import Batch, BatchLoader, RLDataset
 from ..contracts import RunContext, Trainer
 from ..fleet import ReplayRatio
-from ..process.distributed import StopPoller, merge_metrics
+from ..process.distributed import merge_metrics
 from .batches import copied_ahead, in_buckets
-from .learner import Learner, log_metrics
+from .learner import Learner
+from .loop import LossDisplay, LossSums, updates
 
 logger = logging.getLogger("loxodon")
 _POLL_S = 0.5  # interval between checks of a dataset that is not ready yet
 _REMIND_S = 30.0
 _IDLE_EPOCHS_BEFORE_WARNING = 2  # idle epochs before a warning about the likely cause
-_SHOW_LOSS_EVERY_S = 0.3
-_LOSSES = ("loss", "actor_loss", "critic_loss")
 
 
 class OffPolicyTrainer(Trainer):
@@ -115,69 +114,56 @@ class OffPolicyTrainer(Trainer):
         if not (num_batches := self.pace.batches(self.num_batches)):
             return
         self.learner.agent.train()
-        start_s, versions = time.perf_counter(), list[Tensor]()  # versions of the collecting policies
-        skipped_before, micro_batches, last = self.learner.skipped_updates, [], num_batches - 1
-        sums: dict[str, Any] = dict.fromkeys(_LOSSES, 0.0)
-        num_updates, num_counted, shown_s = 0, 0, start_s
-        stops = StopPoller(self.ctx.stop.requested, self.ctx.accelerator)
+        start_s, sums, display = time.perf_counter(), LossSums(self.learner), LossDisplay(self.ctx, epoch)
+        versions = list[Tensor]()  # versions of the collecting policies
         self.ctx.console.show(epoch, "learning", {})
-        self.ctx.console.measure(lambda: num_updates * self.batches_per_update / num_batches)
-        # Checkpoints keep the number of updates, so a resumed run logs at the same points.
-        seen = self.ctx.progress.gradient_steps * self.batches_per_update
-        for i, batch in enumerate(self._batches(epoch, num_batches)):
-            micro_batches.append(batch)
-            versions += [] if batch.policy_versions is None else [batch.policy_versions]
-            if len(micro_batches) < self.batches_per_update and i < last:
-                continue
-            if not self.pace.before_update():
-                break
-            logs = any((seen + i - j) % self.log_interval == 0 for j in range(len(micro_batches)))
-            skipped = self.learner.skipped_updates
-            update = micro_batches if self.batches_per_update > 1 else micro_batches[0]
-            metrics = log_metrics(self.train_step(update, log_step=logs))
-            micro_batches = []
-            num_updates += 1
+        self.ctx.console.measure(lambda: sums.num_updates * self.batches_per_update / num_batches)
+        for metrics, logs in updates(
+            self._batches(epoch, num_batches, versions),
+            num_batches,
+            self._step,
+            ctx=self.ctx,
+            batches_per_update=self.batches_per_update,
+            log_interval=self.log_interval,
+            # Checkpoints keep the number of updates, so a resumed run logs at the same points.
+            num_before=self.ctx.progress.gradient_steps * self.batches_per_update,
+            may_update=self.pace.before_update,
+        ):
             self.ctx.status.put(gradient_steps=self.ctx.progress.gradient_steps)
-            if not self.learner.skips_updates or self.learner.skipped_updates == skipped:
-                num_counted += 1
-                sums = {name: total + metrics[name] for name, total in sums.items()}
+            sums.add(metrics)
             if logs:
                 self.ctx.log(metrics, "train-update")
-            if self.ctx.console.verbose and time.perf_counter() - shown_s > _SHOW_LOSS_EVERY_S:
-                shown_s = time.perf_counter()
-                self.ctx.console.show(epoch, "learning", {"loss": float(metrics["loss"])})
-            if stops.after_update():
-                break
-        if num_updates:
-            means = {name: float(total) / num_counted for name, total in sums.items()} if num_counted else {}
-            skips = self.learner.skipped_updates - skipped_before
+            display.show("learning", metrics["loss"])
+        if sums.num_updates:
             more = self._policy_lag(versions) | self.pace.metrics()
-            self._log_and_check(means, more, num_updates, skips, time.perf_counter() - start_s)
+            self._log_and_check(sums, more, time.perf_counter() - start_s)
 
-    def _batches(self, epoch: int, num_batches: int) -> Iterator[Batch]:
+    def _step(self, batches: Sequence[Batch], logs: bool) -> Mapping[str, Any]:
+        """One update; a single batch is passed on as such."""
+        return self.train_step(batches if self.batches_per_update > 1 else batches[0], log_step=logs)
+
+    def _batches(self, epoch: int, num_batches: int, versions: list[Tensor]) -> Iterator[Batch]:
+        """The batches of an epoch on the device; adds the versions of their policies to `versions`."""
         batches = in_buckets(self.loader.epoch(epoch, num_batches), self.bucket_size)
-        return copied_ahead(batches, self.ctx.accelerator.device)
+        for batch in copied_ahead(batches, self.ctx.accelerator.device):
+            versions += [] if batch.policy_versions is None else [batch.policy_versions]
+            yield batch
 
-    def _log_and_check(
-        self,
-        means: Mapping[str, float],
-        more: Mapping[str, float],
-        num_updates: int,
-        skips: int,
-        elapsed_s: float,
-    ) -> None:
+    def _log_and_check(self, sums: LossSums, more: Mapping[str, float], elapsed_s: float) -> None:
         accelerator = self.ctx.accelerator
-        means = merge_metrics(means, 1.0, accelerator)  # each process has an equal share of each update
+        means = merge_metrics(
+            sums.means(), 1.0, accelerator
+        )  # each process has an equal share of each update
         metrics: dict[str, float] = {f"train/{name}": value for name, value in means.items()}
-        metrics["train/updates"] = num_updates
+        metrics["train/updates"] = sums.num_updates
         if self.learner.skips_updates:
-            metrics["train/skipped_updates"] = skips
+            metrics["train/skipped_updates"] = sums.num_skipped
         metrics |= more
-        metrics |= {"time/learn_s": elapsed_s, "time/updates_per_s": num_updates / elapsed_s}
+        metrics |= {"time/learn_s": elapsed_s, "time/updates_per_s": sums.num_updates / elapsed_s}
         metrics |= self.learner.timer.update_metrics()
         sampling = merge_metrics({**self.loader.metrics(), **self.dataset.metrics()}, 1.0, accelerator)
         self.ctx.log({**metrics, **{f"dataset/{name}": value for name, value in sampling.items()}}, "")
-        self.learner.check_epoch(means, num_updates, skips)
+        self.learner.check_epoch(means, sums.num_updates, sums.num_skipped)
 
     def _policy_lag(self, versions: Sequence[Tensor]) -> dict[str, float]:
         """Number of versions that the trajectories are behind the learning policy; empty if none is known.

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import gin
@@ -18,15 +19,14 @@ from ..checkpoint.policy_file import plain_tensors
 from ..collect.build import layout_of
 from ..contracts import Run
 from ..learn.batches import copied_ahead
-from ..learn.learner import Learner, log_metrics, masked_losses
+from ..learn.learner import Learner, masked_losses
+from ..learn.loop import LOSSES, LossDisplay, updates
 from ..ppo import PPOLearner
-from ..process.distributed import StopPoller, merge_metrics
+from ..process.distributed import merge_metrics
 from ..process.rng import derive_seed, isolated_rng
 from ..settings import Settings
 
 _TEST_UPDATES = 2
-_SHOW_EVERY_S = 0.3
-_LOSSES = ("loss", "actor_loss", "critic_loss")
 
 
 @gin.configurable
@@ -189,32 +189,30 @@ class Pretraining(Callback):
         agent, estimate = learner.agent, self.trainer.advantage_estimator
         assert isinstance(agent, OnPolicyAgent)
         agent.train()
-        stops = StopPoller(run.ctx.stop.requested, run.ctx.accelerator)
-        start_s = shown_s = time.perf_counter()
+        start_s, display = time.perf_counter(), LossDisplay(run.ctx, 0)
         seen = list[dict[str, Any]]()  # the losses of every update
-        loader, micro_batches = self._loader(), list[Any]()
+        loader, num_batches = self._loader(), num_updates * group
+        batches = copied_ahead(loader.epoch(0, num_batches), run.DEVICE)
+        demonstrations: Iterator[Any] = (Demonstrations(batch, estimate) for batch in batches)
         try:
-            for batch in copied_ahead(loader.epoch(0, num_updates * group), run.DEVICE):
-                micro_batches.append(Demonstrations(batch, estimate))
-                if len(micro_batches) < group:
-                    continue
-                logs = len(seen) % max(1, self.settings.log_interval // group) == 0
-                metrics = log_metrics(learner.update(micro_batches, logs))
-                micro_batches = []
+            for metrics, logs in updates(
+                demonstrations,
+                num_batches,
+                learner.update,
+                ctx=run.ctx,
+                batches_per_update=group,
+                log_interval=self.settings.log_interval,
+            ):
                 agent.after_imitation()
-                seen.append({name: metrics[name] for name in _LOSSES})
+                seen.append({name: metrics[name] for name in LOSSES})
                 if logs:
                     run.log({**metrics, "updates": len(seen)}, "pretrain-update")
-                if run.ctx.console.verbose and time.perf_counter() - shown_s > _SHOW_EVERY_S:
-                    shown_s, loss = time.perf_counter(), float(metrics["loss"])
-                    run.ctx.console.show(0, f"pre-training {len(seen):,}/{num_updates:,}", {"loss": loss})
-                if stops.after_update():
-                    break
+                display.show(f"pre-training {len(seen):,}/{num_updates:,}", metrics["loss"])
         finally:
             loader.close()
             agent.eval()
         last = seen[min(int(0.9 * num_updates), len(seen) - 1) :]
-        own = {name: sum(float(one[name]) for one in last) / len(last) for name in _LOSSES}
+        own = {name: sum(float(one[name]) for one in last) / len(last) for name in LOSSES}
         counts = {"first_loss": float(seen[0]["loss"]), "updates": float(len(seen))}
         means = merge_metrics({**own, **counts}, 1.0, run.ctx.accelerator)
         run.ctx.console.say(f"Pre-training: loss {means['first_loss']:.4g} -> {means['loss']:.4g}.")
