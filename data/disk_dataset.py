@@ -302,6 +302,14 @@ class DiskTrajDataset(RLDataset):
         for file in newer:
             with contextlib.suppress(FileNotFoundError):  # another process has deleted it
                 move_into(superseded, Path(file.path))
+        if newer and self._is_named:
+            _logger.warning(
+                "%d trajectories that are newer than the checkpoint were moved to %s, whoever wrote them. "
+                "Fix: if other runs store theirs in this folder too, move the files back, and set "
+                "Experiment.has_dset_edit_rights = False for all of them.",
+                len(newer),
+                superseded,
+            )
         self.refresh()
         num_lost = int(state["num_fifo_files"]) - len(self._buffer.fifo_files)
         if num_lost > 0:

@@ -81,7 +81,8 @@ def open_minari(dataset_id: str, *, download: bool = False) -> Any:
         known = ", ".join(sorted(minari.list_local_datasets())) or "none"
         raise FileNotFoundError(
             f"There is no Minari dataset {dataset_id!r} in {root}; datasets there: {known}. Fix: set "
-            f"MINARI_DATASETS_PATH, run `minari download {dataset_id}`, or set MinariDataset.download = True."
+            f"MINARI_DATASETS_PATH, run `minari download {dataset_id}`, or set MinariDataset.download = True "
+            "(in `loxodon data import-minari`, write --download)."
         ) from error
     except (OSError, KeyError, ValueError, AssertionError) as error:
         raise ValueError(
@@ -425,7 +426,7 @@ def export_minari(
         options["jpeg_encoding"] = False
     codec = EpisodeCodec(options["observation_space"], options["action_space"])
     make_buffer = importlib.import_module("minari.data_collector").EpisodeBuffer
-    dataset = None
+    dataset, is_own = None, False  # another process may make the same dataset meanwhile
     num_timesteps = 0
     try:
         with warnings.catch_warnings():
@@ -437,6 +438,7 @@ def export_minari(
                 ]
                 buffers = [make_buffer(**codec.to_columns(traj), infos={}) for traj in some]
                 if dataset is None:
+                    is_own = not folder.exists()
                     dataset = minari.create_dataset_from_buffers(dataset_id, buffers, **options)
                 else:
                     dataset.update_dataset_from_buffer(buffers)
@@ -444,7 +446,8 @@ def export_minari(
                 dataset.storage.update_episode_metadata(metadata, range(first, first + len(some)))
                 num_timesteps += sum(map(len, some))
     except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        if is_own:
+            shutil.rmtree(folder, ignore_errors=True)
         if type(error) is RuntimeError:  # h5py's error for a full disk
             raise OSError(f"{folder} cannot be written: {error}. Fix: free space on that disk.") from error
         raise

@@ -58,6 +58,7 @@ from .config.load import loaded, starts_from_recommended, unused_settings
 from .contracts import Progress, Role, RunContext, Stateful, Trainer
 from .evaluation import Evaluator
 from .fleet import EpisodeReports, Membership, ReplayRatio
+from .fleet.heartbeat import BY_SIGNAL
 from .fleet.shared_folder import location_of
 from .learn.average import WeightAverage
 from .learn.batches import NUM_LENGTHS
@@ -1611,7 +1612,7 @@ class Experiment(Settings):
         if not self.ctx.stop_agreed():
             return
         name = self.ctx.stop.signal_name or "a signal to another process"
-        self.fleet.ends_as("stopped", f"by {name}")
+        self.fleet.ends_as("stopped", BY_SIGNAL + name)
         self.hooks("on_training_stop")
         if self.ctx.role.is_actor:
             if self.collector is not None:

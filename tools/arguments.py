@@ -96,7 +96,7 @@ def program_name() -> str:
         return "loxodon run"
     if script.resolve().parent == Path(__file__).resolve().parent:
         return "python -m loxodon.tools run"
-    return f"python {sys.argv[0]}"
+    return f"python {shlex.quote(sys.argv[0])}"
 
 
 def parse_run(words: Sequence[str]) -> argparse.Namespace:
@@ -107,8 +107,8 @@ def parse_run(words: Sequence[str]) -> argparse.Namespace:
     """
     parser = _run_parser(program_name())
     args = parser.parse_intermixed_args(words)
-    names = [*args.config, *(word for word in args.words if "=" not in word)]
-    args.overrides = [word for word in args.words if "=" in word]
+    names = [*args.config, *(word for word in args.words if _names_config(word))]
+    args.overrides = [word for word in args.words if not _names_config(word)]
     # Restore the order in which they were typed, since argparse puts options first.
     order = {
         name: i
@@ -128,6 +128,11 @@ def parse_run(words: Sequence[str]) -> argparse.Namespace:
     if problem := _seed_problem(words):
         parser.error(problem)
     return args
+
+
+def _names_config(word: str) -> bool:
+    """True for a preset or gin file, False for a setting; a path may contain an equals sign."""
+    return "=" not in word or (word.endswith(".gin") and Path(word).is_file())
 
 
 def _seed_problem(words: Sequence[str]) -> str | None:
@@ -367,7 +372,7 @@ def parse_evaluate(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--video",
         type=Path,
         nargs="?",
-        const=Path(),
+        const=True,
         metavar="FOLDER",
         help="record episodes as videos (default folder: RUN/videos)",
     )
@@ -402,7 +407,7 @@ def parse_evaluate(words: Sequence[str] | None = None) -> argparse.Namespace:
                 f"--json {args.output} is not a plain file. Fix: write --json results.json, for example."
             )
         _check_output(parser, args.output.parent, "--json")
-    if args.video is not None and args.video != Path():
+    if isinstance(args.video, Path):
         _check_output(parser, args.video, "--video")
     return args
 
@@ -542,8 +547,11 @@ def parse_benchmark(words: Sequence[str] | None = None) -> argparse.Namespace:
             parser.stop(f"command line, `--config {name}`: {_not_a_config(name)}")
     if args.name is None and (args.config or args.overrides):
         parser.error("an agent of your own needs a name. Fix: add --name mine.")
-    if args.name is not None and not re.fullmatch(r"[\w.+-]+", args.name):
-        parser.error(f"--name {args.name!r} is not a file name. Fix: use letters, digits and . + - _ only.")
+    if args.name is not None and not re.fullmatch(r"\w[\w.+-]*", args.name):
+        parser.error(
+            f"--name {args.name!r} is not a file name. Fix: use letters, digits and . + - _ only, and begin "
+            "with a letter or digit."
+        )
     _check_output(parser, args.output, "-o")
     if args.page is not None:
         _check_output(parser, args.page.parent, "--page")

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import hashlib
 import importlib
 import json
 import re
@@ -30,7 +31,7 @@ from ..envs import EnvSpec, Histories, resolve_env
 from ..experiment.checkpoint.load_policy import LoadedPolicy, is_gone, load_policy
 from ..experiment.checkpoint.recipes import from_json
 from ..experiment.checkpoint.spaces import EnvSpaces, check_spaces
-from ..experiment.checkpoint.store import CheckpointManager
+from ..experiment.checkpoint.store import EVALUATIONS, VIDEOS, CheckpointManager
 from ..experiment.collect.build import make_envs
 from ..experiment.config import ConfigError, explained, load_config
 from ..experiment.config.reading import search_in
@@ -42,10 +43,10 @@ from ..experiment.process.versions import import_extra
 from ..nets import TrajEncoder
 from .arguments import PARALLEL_WITH_ENV, parse_evaluate, writing_problem
 from .report.estimates import mean, with_interval
-from .report.runs import EVALUATION_FORMAT, EVALUATIONS
+from .report.runs import EVALUATION_FORMAT
 from .run import exit_status, say
 
-VIDEOS = "videos"  # subfolder of a run
+_LONGEST_NAME = 120  # characters of the name of a results file
 _MOST_STEPS = 1_000_000  # limit per environment, since its episodes may never end
 _VIDEO_EPISODES = 3
 _PLAIN_WIDTH = 300  # width of the table if the output is not a terminal
@@ -91,15 +92,16 @@ def _evaluate(args: argparse.Namespace) -> int:
     place = args.output
     if place is None and found.run_dir is not None and args.discount is None:
         name = f"{found.name}-{env}-{'sampled' if args.sampled else 'greedy'}"
-        place = found.run_dir / EVALUATIONS / f"{re.sub(r'[^-.a-zA-Z0-9]+', '_', name)}.json"
+        place = found.run_dir / EVALUATIONS / f"{_file_name(name)}.json"
         if problem := writing_problem(place.parent):
             raise ConfigError(f"{problem}. Fix: choose another place with --json.")
     results: list[dict[str, Any]] = []
     with explained():
         made = recipe.make(args.seed)
+    loaded = _loaded(found.file, args)  # once, as a running learner replaces the file
     with contextlib.closing(made) as envs:
         for size in args.context:
-            policy = _loaded(found.file, args)
+            policy = copy.deepcopy(loaded)
             with explained():
                 check_spaces(
                     policy.info.env_spaces(),
@@ -116,7 +118,7 @@ def _evaluate(args: argparse.Namespace) -> int:
         "run": (found.run_dir or found.file).resolve().name,
         "env": env,
         "policy": found.name,
-        "epoch": policy.info.epoch,
+        "epoch": loaded.info.epoch,
         "sampled": args.sampled,
         "discount": args.discount,
         "seed": args.seed,
@@ -128,14 +130,20 @@ def _evaluate(args: argparse.Namespace) -> int:
         write_text(place, json.dumps(report) + "\n")
         say(f"results  {place}")
     if args.video is not None:
-        folder = args.video if args.video != Path() else (found.run_dir or Path()) / VIDEOS
-        policy = _loaded(found.file, args)
-        _record(policy, recipe, folder, found.name, args.seed)
+        folder = (found.run_dir or Path()) / VIDEOS if args.video is True else args.video
+        _record(loaded, recipe, folder, found.name, args.seed)
         say(f"videos   {folder}")
     return 0
 
 
 # ---- policy and environments ----
+
+
+def _file_name(text: str) -> str:
+    """A text as the name of a file, shortened with a digest if it is long."""
+    name = re.sub(r"[^-.a-zA-Z0-9]+", "_", text)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}-{digest}"
 
 
 def _loaded(file: Path, args: argparse.Namespace) -> LoadedPolicy:
@@ -167,11 +175,12 @@ def find_policy(place: Path, which: str | None = None) -> Policy:
             raise ValueError(
                 f"--policy chooses a policy of a run, but {place} is a single one. Fix: leave out --policy."
             )
-        is_in_run = place.parent.parent.name == "ckpts"
-        name = place.parent.name if place.stem == "policy" else place.stem
+        whole = place.absolute()  # a relative path may lack the folders above
+        is_in_run = whole.parent.parent.name == "ckpts"
+        name = whole.parent.name if place.stem == "policy" else place.stem
         if epoch := _WEIGHTS.fullmatch(place.name):
             name = f"epoch:{epoch[1]}"
-        return Policy(place.parents[2] if is_in_run else None, name, place)
+        return Policy(whole.parents[2] if is_in_run else None, name, place)
     store = CheckpointManager(place, place.name)
     files = {"best": store.best_path, "latest": store.latest_path}
     which = which or next((name for name, file in files.items() if file.is_file()), "latest")
@@ -203,11 +212,12 @@ def _recipe(args: argparse.Namespace, run_dir: Path | None) -> Recipe:
         mode = "already_vectorized" if is_vector else "sync"
         return Recipe(args.env, args.parallel or PARALLEL_WITH_ENV, mode)
     store = CheckpointManager(run_dir or Path(), "")
-    # Only the first file has the settings that environments in other processes read.
+    # Only the first file has the settings that environments in other processes read. Only the second lacks
+    # the environment of a preset that Python code has replaced.
     texts = [path for path in (store.requested_path, store.config_path) if run_dir and path.is_file()]
     versions = {} if run_dir is None else json_object(store.versions_path)
     search_in(*(folder for folder in versions.get("import_path", ()) if Path(folder).is_dir()), Path.cwd())
-    if not any("Experiment.make_val_env" in path.read_text(encoding="utf-8") for path in texts):
+    if not texts or "Experiment.make_val_env" not in texts[-1].read_text(encoding="utf-8"):
         if versions.get("environments") is not None and not args.set:
             return _recipe_of(versions["environments"], args.parallel, texts)
         raise ValueError(

@@ -13,15 +13,16 @@ import numpy as np
 from ..data.errors import visible
 from ..experiment.checkpoint.policy_file import PolicyInfo, read_info, read_json
 from ..experiment.checkpoint.recipes import called_name
-from ..experiment.checkpoint.store import CheckpointManager
+from ..experiment.checkpoint.record import bindings_of
+from ..experiment.checkpoint.store import EVALUATIONS, VIDEOS, CheckpointManager
 from ..experiment.config import explained
 from ..experiment.output.plots import Curves, curves_if_readable, metrics_of
 from ..experiment.process.files import atomic_write, check_inside, check_tree, write_text
 from ..experiment.process.versions import import_extra
 from .arguments import parse_export
-from .evaluate import VIDEOS, Policy, find_policy
+from .evaluate import Policy, find_policy
 from .report.estimates import mean, with_interval
-from .report.runs import EVALUATIONS, Result, read_evaluations, read_versions
+from .report.runs import Result, read_evaluations, read_versions
 from .run import exit_status, say
 
 _FILE, _CONFIG, _FILM = "policy.safetensors", "config.gin", "replay.mp4"  # the Hub shows the video
@@ -131,7 +132,11 @@ def _card(run_dir: Path, policy: Policy, args: argparse.Namespace, has_film: boo
 def _training(run_dir: Path) -> Iterator[str]:
     versions = read_versions(run_dir, [])
     seed = f" --seed {versions['seed']}" if "seed" in versions else ""
-    yield f"`loxodon run --config {_CONFIG}{seed}`; the file is a program, so read it first."
+    config = CheckpointManager(run_dir, "").config_path.read_text(encoding="utf-8", errors="replace")
+    if "Experiment.make_train_env" in bindings_of(config):
+        yield f"`loxodon run --config {_CONFIG}{seed}`; the file is a program, so read it first."
+    else:
+        yield f"A Python program passed the environments; {_CONFIG} has the other settings."
     if versions:
         packages = (f"{name} {version}" for name, version in versions["packages"].items())
         yield "\n" + visible(f"Python {versions.get('python')}, {', '.join(packages)}.")

@@ -36,6 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [*words, "--actors", str(args.actors)]
     if args.backend == "slurm":
         parsed = parse_run(words)
+        if parsed.seeds is not None:
+            options.error("--seeds cannot be combined with --backend slurm. Fix: start one command per seed.")
+        if parsed.check or parsed.print_config:
+            return run.main(words)  # it starts nothing
         return run.exit_status(lambda: _submit(args, parsed, words))
     if args.backend == "local":
         return run.main(words, program="python -m loxodon.tools.launch")

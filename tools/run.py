@@ -134,7 +134,7 @@ def _save_config(args: argparse.Namespace, config: LoadedConfig) -> None:
             lines += [line for line in one.text.splitlines() if line.partition(" = ")[0] not in on_top]
         else:
             is_preset = preset_root() in (found := find_config(one).resolve()).parents
-            lines.append(f"include '{found.relative_to(preset_root()) if is_preset else found}'")
+            lines.append(f"include {str(found.relative_to(preset_root()) if is_preset else found)!r}")
     text = "\n".join([*lines, *(f"{key} = {value}" for key, value in on_top.items())]) + "\n"
     path: Path = args.save_config
     try:

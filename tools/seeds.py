@@ -19,7 +19,7 @@ from ..experiment.checkpoint.store import CheckpointManager
 from ..experiment.config.hash import without_macros
 from ..experiment.config.reading import read_source
 from ..experiment.fleet.actors import actor_environment, without
-from ..experiment.fleet.heartbeat import newest_learner, read_heartbeats
+from ..experiment.fleet.heartbeat import BY_SIGNAL, newest_learner, read_heartbeats
 from ..experiment.fleet.supervisor import PARENT, kill_group
 from ..experiment.process.exits import FAILED, INTERRUPTED
 from ..experiment.process.signals import StopRequest
@@ -54,9 +54,27 @@ class Job:
         if not self.has_log:
             return subprocess.Popen(command, **settings)
         log = self.run_dir / "logs" / "console.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as file:
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            file = log.open("ab")
+        except OSError as error:
+            raise OSError(
+                f"{log} cannot be written ({error}). Fix: choose another folder with --run-name or "
+                "Experiment.ckpt_base_dir."
+            ) from error
+        with file:
             return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, **settings)
+
+    def stopped_early(self) -> str | None:
+        """Why a run that exited with 0 is not finished, such as "by SIGTERM"; None if it is."""
+        learner = newest_learner(read_heartbeats(self.run_dir))
+        if learner is None or learner.state != "stopped":
+            return None
+        return learner.note or "as it was asked to"
+
+    def was_interrupted(self) -> bool:
+        """True if a run that exited with 0 was ended by a signal to its process."""
+        return (self.stopped_early() or "").startswith(BY_SIGNAL)
 
     def terminate(self) -> None:
         """Send SIGTERM once; the run saves a checkpoint first."""
@@ -142,6 +160,8 @@ def run_seeds(
             failures.append(job.run_dir.name)
             log = f", log {job.run_dir / 'logs' / 'console.log'}" * job.has_log
             _say(f"{job.run_dir.name} failed with exit status {status}{log}")
+        elif not job.was_terminated and (early := job.stopped_early()) is not None:
+            _say(f"{job.run_dir.name} stopped early ({early}); --resume continues it")
         elif num_parallel > 1:
             _say(f"{job.run_dir.name} {'stopped' if job.was_terminated else 'finished'}")
 

@@ -55,7 +55,7 @@ def overview(run_dir: Path) -> dict[str, Any]:
     Raises: FileNotFoundError if the folder is missing or does not hold a run.
     """
     if not any((run_dir / name).is_dir() for name in RUN_FOLDERS):
-        what = "holds no run" if run_dir.is_dir() else "does not exist"
+        what = "holds no run" if run_dir.is_dir() else "is a file" if run_dir.exists() else "does not exist"
         raise FileNotFoundError(
             f"{run_dir} {what}: a run's folder has {', '.join(f'{name}/' for name in RUN_FOLDERS)}. "
             "Fix: give <ckpt_base_dir>/<run_name>."
@@ -71,7 +71,8 @@ def overview(run_dir: Path) -> dict[str, Any]:
         follows = beat.role == "actor" and beat.is_alive and learner is not None
         behind = max(0, learner.policy_version - beat.policy_version) if follows and learner else None
         processes.append({**facts, "versions_behind": behind})
-    folders = [Path(beat.buffer) for beat in reversed(beats) if beat.buffer]
+    # A run that was copied or renamed has its own buffer; that of a named dataset is elsewhere.
+    folders = [run_dir / "buffer", *(Path(beat.buffer) for beat in reversed(beats) if beat.buffer)]
     return {
         "run_dir": str(run_dir),
         "time": time.time(),

@@ -23,7 +23,7 @@ from ..experiment.fleet.actors import library_program, without
 from ..experiment.fleet.supervisor import describe_exit
 from ..experiment.output.plots import curves_if_readable, metrics_of, points_of
 from ..experiment.process.exits import FAILED, INTERRUPTED
-from ..experiment.process.files import WatchedFile, write_text
+from ..experiment.process.files import WatchedFile, digest_of, write_text
 from ..experiment.process.versions import import_extra
 from ..gin_configs.presets import did_you_mean
 from . import run
@@ -161,6 +161,8 @@ class Sweep:
             text = "was interrupted"
         elif status < 0:
             text = f"{describe_exit(status)}; run the same command to continue it"
+        elif not status and job.was_interrupted():
+            text = f"was stopped {job.stopped_early()}; run the same command to continue it"
         elif status or not len(points):
             self.study.tell(trial, state=_state("FAIL"))
             why = f"exit status {status}" if status else f"no {self.metric} in its logs"
@@ -225,7 +227,7 @@ def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence
                 f"command line: `{other}` and `{typed}` search the same setting. Fix: remove one of the two."
             )
     parsed.overrides = [typed for typed in parsed.overrides if typed not in found]
-    name = _check(parsed, found)
+    name, digests = _check(parsed, found)
     folder = args.output or Path("sweeps", name)
     optuna = _optuna()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -236,7 +238,8 @@ def _sweep(args: argparse.Namespace, parsed: argparse.Namespace, words: Sequence
         study.sampler = optuna.samplers.TPESampler(seed=parsed.seed + len(study.trials))
     kept = without([word for word in words if word not in found], "--resume", "--through")
     asked = {"words": kept, "spaces": sorted(found), "metric": args.metric, "direction": args.direction}
-    if (before := study.user_attrs.get("asked", asked)) != asked:
+    asked["files"] = digests
+    if (before := {"files": digests, **study.user_attrs.get("asked", asked)}) != asked:
         raise ConfigError(
             f"{folder} holds another sweep, {before}, but this one is {asked}. Fix: choose another folder "
             "with -o."
@@ -286,8 +289,10 @@ def _study(path: Path, direction: str, prune_after: int) -> Any:
     return study
 
 
-def _check(parsed: argparse.Namespace, found: Mapping[str, tuple[str, Any]]) -> str:
-    """Check the config with all choices and ends of ranges, and build it; returns the run's name.
+def _check(parsed: argparse.Namespace, found: Mapping[str, tuple[str, Any]]) -> tuple[str, dict[str, str]]:
+    """Check the config with all choices and ends of ranges, and build it.
+
+    Returns: the run's name, and digests of the user's gin files by path.
 
     Raises: ConfigError.
     """
@@ -301,7 +306,8 @@ def _check(parsed: argparse.Namespace, found: Mapping[str, tuple[str, Any]]) -> 
         with explained():
             name: str = Experiment().run_name  # type: ignore[call-arg]  # gin supplies the arguments
             dry_run(config)
-    return name
+        digests = {str(path): digest_of(path) for path in config.source.own_files}
+    return name, digests
 
 
 if __name__ == "__main__":

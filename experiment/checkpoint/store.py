@@ -45,6 +45,8 @@ from .policy_file import PolicyInfo, plain_tensors, policy_header, write_policy
 logger = logging.getLogger("loxodon")
 FORMAT_VERSION = 8  # version of training states
 MARKER = "COMPLETE"
+EVALUATIONS, VIDEOS = "evaluations", "videos"
+"""Folders of a run that `loxodon evaluate` fills."""
 _SHARED = "shared.pt"
 _PLAIN_KINDS = "biufc"  # NumPy kinds: booleans and numbers
 _CHUNK_BYTES = 1 << 20
@@ -180,7 +182,10 @@ class CheckpointManager:
             number += 1
         old.mkdir()
         texts = self.config_path, self.requested_path, self.versions_path
-        for path in (*self._folders, *texts):  # artifacts that wait for their upload stay
+        played = (
+            self.root.with_name(name) for name in (EVALUATIONS, VIDEOS)
+        )  # by the policies that are moved
+        for path in (*self._folders, *texts, *played):  # artifacts that wait for their upload stay
             if path.exists():
                 path.rename(old / path.name)
         self.make_folders(clean=False)

@@ -185,15 +185,16 @@ def bindings_in(text: str) -> list[Binding]:
 class Source:
     """Everything that was read, in order: later bindings replace earlier ones.
 
-    warnings: texts about legal settings that are probably mistakes. files: as shown to the user. presets:
-    names of the shipped files among all that were read, included ones too. imports: import statements of the
-    files.
+    warnings: texts about legal settings that are probably mistakes. files: as shown to the user. own_files:
+    all that were read, included ones too, but for the shipped ones. presets: names of the shipped ones.
+    imports: import statements of the files.
     problems: texts for an error. num_opened: files, and the overrides.
     """
 
     bindings: list[Binding] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+    own_files: list[Path] = field(default_factory=list)
     presets: set[str] = field(default_factory=set)
     imports: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -208,6 +209,7 @@ class Source:
         if root in resolved.parents:
             self.presets.add(resolved.relative_to(root).with_suffix("").as_posix())
         else:
+            self.own_files.append(path)
             search_in(path.absolute().parent, resolved.parent)
         try:
             text = path.read_text(encoding="utf-8")

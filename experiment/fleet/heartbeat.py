@@ -35,6 +35,8 @@ from ..process.versions import version_of
 
 STATES = ("starting", "collecting", "learning", "evaluating", "waiting", "stopped", "failed", "finished")
 ENDED_STATES = ("stopped", "failed", "finished")
+BY_SIGNAL = "by "
+"""Beginning of the note of a process that a signal stopped; its name follows."""
 ROLES = ("both", "learner", "actor")
 STATUS_FOLDER = "status"
 RUN_FOLDERS = ("ckpts", "logs", STATUS_FOLDER)

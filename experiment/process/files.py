@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -127,6 +128,11 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise json.JSONDecodeError("its brackets are nested too deeply", "", 0) from error
+
+
+def digest_of(path: Path) -> str:
+    """16 hexadecimal digits that stand for the contents of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def json_object(path: Path) -> dict[str, Any]:

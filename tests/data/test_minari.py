@@ -33,6 +33,7 @@ from loxodon.data import (
     split_episodes,
 )
 from loxodon.data import minari as minari_module
+from loxodon.data.episodes import join_pieces
 from loxodon.data.foreign import episode
 from loxodon.data.minari import (
     CACHE_FOLDER,
@@ -457,6 +458,23 @@ def played(env_id: str, folder: Path) -> list[Trajectory]:
         pieces += [whole.slice(i, min(i + 12, len(whole))) for i in range(0, len(whole), 12)]
     save_all(folder, pieces)
     return wholes
+
+
+def test_a_dataset_of_another_process_survives_an_export_of_the_same_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played("CartPole-v1", tmp_path)
+    paths = sorted(tmp_path.glob("*.npz"))
+
+    def exported_meanwhile(*given: Any) -> Any:
+        monkeypatch.setattr(minari_module, "join_pieces", join_pieces)
+        export_minari(paths, "test/race-v0")
+        return join_pieces(*given)
+
+    monkeypatch.setattr(minari_module, "join_pieces", exported_meanwhile)
+    with pytest.raises(ValueError, match="already exists"):
+        export_minari(paths, "test/race-v0")
+    assert open_minari("test/race-v0").total_episodes == 4
 
 
 @pytest.mark.parametrize(("env_id", "with_env"), [("CartPole-v1", False), ("Pendulum-v1", True)])

@@ -630,6 +630,15 @@ def test_a_second_run_of_the_same_name_does_not_train_on_the_data_of_the_first(
     assert second.dataset.num_files == files  # type: ignore[attr-defined]
 
 
+def test_evaluations_of_an_earlier_run_go_with_its_policies(tmp_path: Path) -> None:
+    first = run(make_experiment(tmp_path))
+    (first.run_dir / "evaluations").mkdir()
+    (first.run_dir / "evaluations" / "best-val-greedy.json").touch()
+    run(make_experiment(tmp_path))
+    assert not (first.run_dir / "evaluations").exists()
+    assert (first.run_dir / "ckpts_old1" / "evaluations" / "best-val-greedy.json").is_file()
+
+
 def test_an_offline_run_trains_on_the_data_of_an_earlier_run_of_its_name(tmp_path: Path) -> None:
     first = run(make_experiment(tmp_path, epochs=2))
     files = first.dataset.num_files  # type: ignore[attr-defined]

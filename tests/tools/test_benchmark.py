@@ -23,6 +23,7 @@ from loxodon.tools.benchmark.results import Run, path_of, read_run, read_runs, r
 from loxodon.tools.benchmark.suites import SUITES, Task
 
 from ..experiment.processes import wait_for
+from ..experiment.test_heartbeat import write_beat
 
 ROOT = Path(__file__).resolve().parents[2]
 # A run with three evaluations, whose last value is its seed; while a file "wait" exists, it does not end.
@@ -119,6 +120,46 @@ def test_an_agent_of_a_user_replaces_ours_and_is_compared_with_it(
     Path("mine.gin").write_text("include 'base_offpolicy.gin'\nExperiment.parallel_actors = 4\nTAU = 0.5\n")
     assert main(["memory", "recall", "--seeds", "0", *own]) == 1
     assert "recall-seed0.json was made before mine.gin changed. Fix: choose" in capsys.readouterr().err
+    Path("benchmark/memory/mine/recall-seed0.json").unlink()
+    assert main(["memory", "recall", "--seeds", "0", *own]) == 1
+    assert "mine/runs/recall-seed0 holds a run that was begun with other settings" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_in_a_folder")
+def test_a_file_that_an_agent_includes_is_a_part_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command.Benchmark, "check", lambda self, task: None)
+    Path("base.gin").write_text("include 'base_offpolicy.gin'\n")
+    Path("mine.gin").write_text("include 'base.gin'\n")
+    words = ["memory", "recall", "--seeds", "0", "--config", "mine.gin", "--name", "mine"]
+    assert main(words) == 0
+    Path("base.gin").write_text("include 'base_offpolicy.gin'\nTAU = 0.5\n")
+    assert main(words) == 1
+    assert "base.gin changed. Fix: choose" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_in_a_folder")
+@pytest.mark.parametrize(
+    ("setting", "option"),
+    [("Experiment.epochs=3", "--env-steps"), ("Experiment.ckpt_base_dir='x'", "-o")],
+)
+def test_settings_that_the_benchmark_decides_are_refused(
+    capsys: pytest.CaptureFixture[str], setting: str, option: str
+) -> None:
+    assert main(["memory", "recall", "--seeds", "0", "--name", "mine", setting]) == 2
+    error = capsys.readouterr().err
+    assert f"{setting.partition('=')[0]} cannot be set" in error.replace("`", "")
+    assert f"Fix: use {option} instead." in error
+
+
+@pytest.mark.usefixtures("_in_a_folder")
+def test_a_run_that_stopped_early_is_not_a_result(capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = Path("benchmark/memory/loxodon/runs/recall-seed0")
+    write_beat(run_dir, role="learner", state="stopped", note="by SIGTERM")
+    assert main(["memory", "recall", "--seeds", "0"]) == 1
+    assert "recall-seed0 stopped early (by SIGTERM); run the same command" in capsys.readouterr().out
+    assert not path_of(Path("benchmark/memory"), "loxodon", "recall", 0).exists()
 
 
 @pytest.mark.usefixtures("_in_a_folder")
@@ -154,6 +195,7 @@ def test_runs_of_other_processes_are_left_to_them(
         ),
         (["memory", "Agent.tau=0.1"], "an agent of your own needs a name. Fix: add --name mine."),
         (["memory", "--name", "a/b"], "--name 'a/b' is not a file name. Fix: use letters, digits and"),
+        (["memory", "--name", ".."], "--name '..' is not a file name."),
         (["memory", "--name", "x", "--config", "nothing"], "there is no such file or preset"),
         (["popgim"], "argument SUITE: invalid choice: 'popgim'"),
     ],

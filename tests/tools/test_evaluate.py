@@ -27,7 +27,7 @@ from loxodon.experiment.checkpoint.record import record_run
 from loxodon.experiment.checkpoint.spaces import EnvSpaces
 from loxodon.experiment.config import load_config
 from loxodon.nets import Categorical, FFTstepEncoder, GRUTrajEncoder, TrajEncoder, TstepEncoder
-from loxodon.tools.evaluate import cut_memory, main, print_table
+from loxodon.tools.evaluate import _file_name, cut_memory, find_policy, main, print_table
 
 from ..experiment.fakes import TINY, CountingEnv, make_experiment, run
 from ..nets.encoders import DIM, ENCODERS
@@ -348,6 +348,30 @@ def test_a_run_configured_in_python_is_evaluated_in_its_own_environment(
     )
     assert main([str(nameless.run_dir)]) == 2
     assert "does not record how to create its environment" in capsys.readouterr().err
+
+
+def test_an_environment_from_python_replaces_that_of_a_preset() -> None:
+    load_config("small", {"Experiment.make_val_env": "@gym_env()", "gym_env.env_id": "CartPole-v1"})
+    make_env = EnvSpec(CountingEnv, {"length": 3}, env_name="three")
+    types = {"agent_type": Agent, "tstep_encoder_type": FFTstepEncoder, "traj_encoder_type": GRUTrajEncoder}
+    exp = run(make_experiment(Path(), make_val_env=make_env, make_train_env=make_env, epochs=1, **types))
+    assert main([str(exp.run_dir), "--episodes", "6"]) == 0
+    (found,) = results(exp.run_dir / "evaluations" / "best-val-greedy.json")
+    assert (found["task"], found["lengths"]) == ("three", [3] * 6)
+
+
+def test_many_changes_make_a_short_file_name() -> None:
+    assert len(_file_name("a" * 500)) < 140
+    assert _file_name("a" * 500) != _file_name("a" * 499)
+    assert _file_name("best-val-greedy") == "best-val-greedy"
+
+
+def test_a_policy_is_found_from_inside_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    types = {"agent_type": Agent, "tstep_encoder_type": FFTstepEncoder, "traj_encoder_type": GRUTrajEncoder}
+    exp = run(make_experiment(Path(), epochs=1, **types))
+    monkeypatch.chdir(exp.run_dir / "ckpts" / "best")
+    found = find_policy(Path("policy.safetensors"))
+    assert (found.name, found.run_dir) == ("best", Path.cwd().parents[1])
 
 
 def test_values_of_the_attempts_of_a_trial_have_no_interval(capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,6 +116,18 @@ def test_a_saved_config_is_equivalent(capsys: pytest.CaptureFixture[str]) -> Non
         Path("mine.gin").unlink()
 
 
+def test_paths_with_signs_of_gin_and_the_shell_are_written_for_both(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path("Bob's lr=0.1")
+    folder.mkdir()
+    Path("tiny.gin").rename(own := folder / "own.gin")
+    assert main([str(own), "--save-config", "out.gin", "--print-config"]) == 0
+    assert main(["out.gin", "--print-config"]) == 0
+    monkeypatch.setattr(sys, "argv", ["a b/run.py"])
+    assert program_name() == "python 'a b/run.py'"
+
+
 def test_a_saved_config_names_presets_as_users_do(capsys: pytest.CaptureFixture[str]) -> None:
     """Not by the path of an installation, so that the file works on another machine."""
     assert main(["tmaze", "--config", "encoders/gru", "--save-config", "mine.gin", "--print-config"]) == 0

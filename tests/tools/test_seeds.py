@@ -19,6 +19,7 @@ from loxodon.tools.seeds import run_seeds
 
 from ..experiment.fakes import TINY, metrics
 from ..experiment.processes import wait_for
+from ..experiment.test_heartbeat import write_beat
 
 # Writes its arguments to a file named after its seed. Seed 1 fails; with `wait`, runs must be ended.
 STUB = """
@@ -55,6 +56,26 @@ def test_a_failing_seed_does_not_stop_the_others_and_is_reported_at_the_end(
     assert "x-seed1 failed with exit status 7" in printed
     assert "loxodon report runs/x-seed0 runs/x-seed1 runs/x-seed2\n" in printed
     assert "error: 1 of 3 runs failed: x-seed1\n" in printed
+
+
+def test_a_seed_that_a_signal_stopped_has_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_beat(Path("runs/x-seed2"), role="learner", state="stopped", note="by SIGTERM")
+    seeds_of_stubs([], parallel=3)
+    printed = capsys.readouterr().out
+    assert "x-seed0 finished\n" in printed
+    assert "x-seed2 stopped early (by SIGTERM); --resume continues it\n" in printed
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").touch()
+    with pytest.raises(OSError, match=r"runs/x-seed0/logs/console.log cannot be written .* Fix: choose"):
+        seeds_of_stubs([], parallel=3)
 
 
 @pytest.mark.parametrize(("parallel", "begun"), [(1, {"began0"}), (2, {"began0", "began1"})])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from loxodon.tools import sweep
+from loxodon.tools.seeds import Job
 from loxodon.tools.sweep import main, parse_space
 
 from ..experiment.fakes import TINY
@@ -95,6 +96,11 @@ def test_a_sweep_continues_where_it_was_prunes_and_writes_the_best(
 
     assert main([*WORDS, "--trials", "6", "--seed", "0"]) == 2  # another sweep
     assert "holds another sweep" in capsys.readouterr().err
+    text = Path("tiny.gin").read_text()
+    Path("tiny.gin").write_text(f"{text}\nExperiment.grad_clip = 2\n")
+    assert main([*WORDS, "--trials", "6"]) == 2
+    assert "tiny.gin" in capsys.readouterr().err
+    Path("tiny.gin").write_text(text)
     assert main([*WORDS, "--trials", "6", "--through", "nice -n 1"]) == 0
     numbers = [0, 1, *range(6)]
     assert sorted(begun()) == sorted(f"trial-{number}" for number in numbers)
@@ -127,6 +133,19 @@ def test_a_killed_trial_continues_with_the_next_call(
     words = [*WORDS[:-1], "Experiment.batch_size=4", "--trials", "1", *through]
     assert main(words) == 1
     assert "trial 0 was killed by SIGKILL; run the same command to continue it" in capsys.readouterr().out
+    assert main(words) == 0
+    assert begun() == ["trial-0", "trial-0"]
+
+
+@pytest.mark.usefixtures("unbuilt")
+def test_a_trial_that_a_signal_stopped_continues_with_the_next_call(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [*WORDS, "--trials", "1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Job, "stopped_early", lambda self: "by SIGTERM")
+        assert main(words) == 1
+    assert "trial 0 was stopped by SIGTERM; run the same command to continue it" in capsys.readouterr().out
     assert main(words) == 0
     assert begun() == ["trial-0", "trial-0"]
 

@@ -7,11 +7,12 @@ of all runs, and `SUITE.md` is the page.
 from __future__ import annotations
 
 import argparse
-import hashlib
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ...data.lock import FolderLock, LockPurpose
 from ...experiment.checkpoint.store import CheckpointManager
@@ -21,6 +22,7 @@ from ...experiment.fleet.actors import library_program
 from ...experiment.fleet.supervisor import end_of_log
 from ...experiment.output.plots import curves_if_readable
 from ...experiment.process.exits import FAILED, INTERRUPTED
+from ...experiment.process.files import digest_of, json_object, write_text
 from ...experiment.process.versions import PACKAGES, git_commit, hardware, version_of
 from .. import run as run_command
 from ..arguments import parse_benchmark
@@ -31,12 +33,28 @@ from .results import Run, path_of, read_run, read_runs, store
 from .suites import SUITES, Task
 
 OWN_NAME = "loxodon"
+_AGENT = "agent.json"  # in the folder of a run: what it was begun with
+_OF_THE_BENCHMARK = {
+    "Experiment.ckpt_base_dir": "-o",
+    "Experiment.run_name": "--name",
+    "Experiment.seed": "--seeds",
+    "Experiment.epochs": "--env-steps",
+}
+"""Settings that a benchmark makes for each run: the option to use instead."""
 _CLAIM = LockPurpose(
     "benchmark",
     "runs",
     "a run has only one process",
     "wait for it.",
 )
+
+
+class Agent(NamedTuple):
+    """Configs and settings of a run, and digests of the user's gin files by name."""
+
+    configs: list[str]
+    settings: list[str]
+    digests: dict[str, str]
 
 
 @dataclass
@@ -63,21 +81,33 @@ class Benchmark:
 
         Raises: ValueError, before any run, if a stored run has other settings.
         """
-        words = {name: self.words_of(SUITES[self.suite].tasks[name]) for name in tasks}
+        agents = {name: self.agent_of(SUITES[self.suite].tasks[name]) for name in tasks}
         runs = [
-            Run(self.suite, name, self.name, seed, [], *words[name], digests=_digests(words[name][0]))
+            Run(self.suite, name, self.name, seed, [], one.configs, one.settings, digests=one.digests)
             for seed in seeds
-            for name in tasks
+            for name, one in agents.items()
         ]
         missing = [run for run in runs if not self._is_stored(run)]
+        for run in missing:
+            self._check_begun(run)
         jobs = (job for run in missing if (job := self._job(run)) is not None)
         return run_jobs(jobs, self.num_jobs, self._on_end)
 
-    def words_of(self, task: Task) -> tuple[list[str], list[str]]:
-        """Configurations and settings of a run: those of the agent have precedence over those of the task."""
+    def agent_of(self, task: Task) -> Agent:
+        """Configs and settings of a run: those of the agent have precedence over those of the task.
+
+        Raises: ConfigError if it cannot be run as a benchmark.
+        """
         configs, settings = [*task.configs, *self.configs], [*task.settings, *self.settings]
         texts = [*settings, "Experiment.run_name='any'"]
-        load_config(configs, [(text, text) for text in texts], is_complete=True)
+        config = load_config(configs, [(text, text) for text in texts], is_complete=True)
+        for key, option in _OF_THE_BENCHMARK.items():
+            if any(
+                binding.key == key and binding.origin.text in self.settings for binding in config.bindings
+            ):
+                raise ConfigError(
+                    f"`{key}` cannot be set, because a benchmark decides it. Fix: use {option} instead."
+                )
         with explained():
             exp = Experiment()  # type: ignore[call-arg]  # gin supplies the arguments; nothing is built
         if not exp.train_timesteps_per_epoch:
@@ -87,20 +117,21 @@ class Benchmark:
             )
         budget = self.num_env_steps or task.num_env_steps
         epochs = -(-budget // (exp.parallel_actors * exp.train_timesteps_per_epoch))
-        return configs, [*settings, f"Experiment.epochs={epochs}", "Experiment.stop_at_val_return=None"]
+        settings += [f"Experiment.epochs={epochs}", "Experiment.stop_at_val_return=None"]
+        return Agent(configs, settings, _digests(configs, config.source.own_files))
 
     def check(self, task: Task) -> None:
         """Build and train once with tiny numbers, so that mistakes are found before the first run."""
-        configs, settings = self.words_of(task)
-        texts = [*settings, "Experiment.run_name='check'"]
-        config = load_config(configs, [(text, text) for text in texts], is_complete=True)
+        agent = self.agent_of(task)
+        texts = [*agent.settings, "Experiment.run_name='check'"]
+        config = load_config(agent.configs, [(text, text) for text in texts], is_complete=True)
         with explained():
             dry_run(config)
 
     def _job(self, run: Run) -> Job | None:
         """The job that makes a run; None if another process makes it, or has made it."""
         run_name = f"{run.task}-seed{run.seed}"
-        run_dir = self.folder / self.name / "runs" / run_name
+        run_dir = self._folder_of(run)
         run_dir.mkdir(parents=True, exist_ok=True)
         try:
             lock = FolderLock(run_dir, run_name, _CLAIM)
@@ -111,12 +142,26 @@ class Benchmark:
             lock.release()
             return None
         self._pending[run_dir] = run, lock
+        write_text(run_dir / _AGENT, json.dumps(_agent_of(run), indent=1) + "\n")
         run_command.say(f"{run_name} started")
         again = ["--resume"] * bool(CheckpointManager(run_dir, run_name).complete_epochs())
         command = [*library_program(), *(word for config in run.configs for word in ("--config", config))]
         command += ["--seed", str(run.seed), "--run-name", run_name, *again]
         place = f"Experiment.ckpt_base_dir={str(run_dir.parent)!r}"
-        return Job([*command, place, "Experiment.torch_threads=1", *run.settings], run_dir, has_log=True)
+        own = [place, "Experiment.torch_threads=1"]
+        return Job([*command, *run.settings, *own], run_dir, has_log=True)
+
+    def _folder_of(self, run: Run) -> Path:
+        return self.folder / self.name / "runs" / f"{run.task}-seed{run.seed}"
+
+    def _check_begun(self, run: Run) -> None:
+        """Raise ValueError if the folder of a run that is not stored is that of another agent."""
+        path = self._folder_of(run) / _AGENT
+        if path.is_file() and json_object(path) != _agent_of(run):
+            raise ValueError(
+                f"{path.parent} holds a run that was begun with other settings or other contents of their "
+                f"files, see {_AGENT} there. Fix: choose another --name or -o, or delete that folder."
+            )
 
     def _is_stored(self, run: Run) -> bool:
         """Whether the file of a run exists. Raises: ValueError if it is one with another agent or budget."""
@@ -128,13 +173,13 @@ class Benchmark:
             differ = sorted({*found.configs, *found.settings} ^ {*run.configs, *run.settings})
             raise ValueError(
                 f"{path} was made with other settings; only one of the two has {', '.join(differ)}. "
-                "Fix: choose another --name or -o, or delete that file."
+                f"Fix: choose another --name or -o, or delete that file and {self._folder_of(run)}."
             )
         changed = [name for name, digest in found.digests.items() if run.digests.get(name) != digest]
         if changed:
             raise ValueError(
                 f"{path} was made before {', '.join(changed)} changed. Fix: choose another --name or -o, or "
-                f"delete that file and {self.folder / self.name / 'runs' / path.stem}."
+                f"delete that file and {self._folder_of(run)}."
             )
         return True
 
@@ -149,6 +194,9 @@ class Benchmark:
             log = job.run_dir / "logs" / "console.log"
             run_command.say(f"{run_name} failed ({why}), the end of {log}:\n{end_of_log(log)}")
             self.failed.append(run_name)
+        elif (early := job.stopped_early()) is not None:
+            run_command.say(f"{run_name} stopped early ({early}); run the same command to continue it")
+            self.failed.append(run_name)
         else:
             curve = [
                 [p["env_steps"], p["gradient_steps"], round(p["wall_s"], 1), round(p["value"], 4)]
@@ -162,10 +210,24 @@ class Benchmark:
         lock.release()
 
 
-def _digests(configs: Sequence[str]) -> dict[str, str]:
-    """Digests of the gin files among configs; presets change with the library, whose commit is stored."""
+def _agent_of(run: Run) -> dict[str, Any]:
+    """The agent of a run as JSON values."""
+    return {"configs": run.configs, "settings": run.settings, "digests": run.digests}
+
+
+def _digests(configs: Sequence[str], read: Sequence[Path]) -> dict[str, str]:
+    """Digests of the gin files of the user, which includes the files that they include.
+
+    Presets change with the library, whose commit is stored.
+
+    Args:
+        configs: presets, and files as the user wrote them.
+        read: all files that are not presets.
+    """
     files = {config: Path(config) for config in configs if Path(config).is_file()}
-    return {name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for name, path in files.items()}
+    typed = {path.resolve() for path in files.values()}
+    files |= {str(path): path for path in read if path.resolve() not in typed}
+    return {name: digest_of(path) for name, path in files.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

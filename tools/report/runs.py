@@ -15,6 +15,7 @@ import numpy as np
 
 from ...data.errors import FormatError
 from ...experiment.checkpoint.record import bindings_of
+from ...experiment.checkpoint.store import EVALUATIONS
 from ...experiment.config.hash import is_technical
 from ...experiment.fleet.heartbeat import RUN_FOLDERS, newest_learner, read_heartbeats
 from ...experiment.output.plots import Curves, is_number, metrics_of, points_of, read_curves
@@ -22,7 +23,7 @@ from ...experiment.process.files import check_inside, parse_json, read_text
 from ...experiment.settings import fields_with
 
 logger = logging.getLogger("loxodon")
-EVALUATIONS, EVALUATION_FORMAT = "evaluations", 1  # subfolder of a run; format of its JSON files
+EVALUATION_FORMAT = 1  # format of the JSON files of `loxodon evaluate`
 _SHOWN = 60  # maximum number of characters of a value in a warning
 # Errors of files with unexpected content.
 _BROKEN = (
