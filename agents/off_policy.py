@@ -390,12 +390,14 @@ class OffPolicyAgent(BaseAgent, ABC):
     ) -> Tensor:
         """(B, L, G, 1) targets for a policy at the following timesteps, by the target critics.
 
-        bonus: (B, L, G, 1), added to the values of these timesteps.
+        bonus: (B, L, G, 1), what the policy receives at these timesteps in addition to rewards, such as its
+            entropy. Targets of any length contain it for each of their timesteps.
         """
         critics, reduce = self.drawn_critics(transitions.following.state)
-        return self.returns.targets(
-            self.steps(transitions), _Following(self, transitions, critics, policy, bonus), reduce
-        )
+        steps = self.steps(transitions)
+        if bonus is not None:
+            steps = steps._replace(rewards=steps.rewards + steps.discounts * bonus * ~steps.terminated)
+        return self.returns.targets(steps, _Following(self, transitions, critics, policy), reduce)
 
     def steps(self, transitions: Transitions) -> Steps:
         """The batch's transitions in the form that `returns` takes."""
@@ -537,21 +539,15 @@ class OffPolicyAgent(BaseAgent, ABC):
 
 @dataclass(frozen=True)
 class _Following:
-    """The `Lookahead` of target critics and a policy.
-
-    bonus: (B, L, G, 1), added to the policy's values.
-    """
+    """The `Lookahead` of target critics and a policy."""
 
     agent: OffPolicyAgent
     transitions: Transitions
     critics: Callable[..., Tensor]
     policy: PolicyDistribution
-    bonus: Tensor | None
 
     def policy_values(self) -> Tensor:
-        return self._with_bonus(
-            self.agent.policy_values(self.critics, self.transitions.following.state, self.policy)
-        )
+        return self.agent.policy_values(self.critics, self.transitions.following.state, self.policy)
 
     def corrections(self) -> tuple[Tensor, Tensor, Tensor]:
         recorded = self.transitions.recorded
@@ -564,10 +560,7 @@ class _Following:
         if (taken := self.transitions.batch.log_probs) is not None:
             behaviour = torch.cat([taken[:, 1:], torch.zeros_like(taken[:, :1])], dim=1)
             log_ratio = log_ratio - behaviour.nan_to_num(nan=0.0)[:, :, None]
-        return self._with_bonus(values), q, log_ratio
-
-    def _with_bonus(self, values: Tensor) -> Tensor:
-        return values if self.bonus is None else values + self.bonus[:, :, None]
+        return values, q, log_ratio
 
 
 def _require_parts(name: str, **parts: Any) -> None:

@@ -63,7 +63,7 @@ class ExplorationWrapper(ABC):
         self._held: np.ndarray = np.zeros((num_envs, *(action_space.shape or ())), dtype)
         self._goes_on, self._begin = np.zeros(num_envs, bool), np.zeros(num_envs)  # used by `probability`
         num_actions = _num_actions(action_space)
-        self._uniform = 1.0 / np.prod(1 if num_actions is None else num_actions)
+        self._log_uniform = -float(np.log(1 if num_actions is None else num_actions).sum())
         self.num_calls, self.steps_per_call = 0, 1
         self._rng, self._episode_rng = (np.random.default_rng([seed, stream]) for stream in (0, 1))
         self._multipliers, self._repeats = np.ones(num_envs), np.full(num_envs, float(mean_repeat))
@@ -111,30 +111,27 @@ class ExplorationWrapper(ABC):
             goes_on &= _all_allowed(self._held, allowed, self.action_space)
         # This start probability makes a fraction eps of all actions random, even when an episode starts.
         begin = np.where(episode_timesteps == 0, eps, eps / (eps + self._repeats * (1.0 - eps)))
-        noise = self._noise[step]
-        if allowed is not None:
-            # thresholds below `begin`, divided by it, are again uniform in [0, 1)
-            share = np.minimum(self._thresholds[step] / np.maximum(begin, 1e-12), 1.0 - 1e-12)
-            noise = _allowed_choice(allowed, self.action_space, share)
+        noise = _random_actions(self._noise[step], allowed, self.action_space)
         self._goes_on, self._begin = goes_on, begin
         self._held = np.where(_like(goes_on, noise), self._held, noise)
         self._is_held = goes_on | (self._thresholds[step] < begin)
         return np.where(_like(self._is_held, actions), self._held, actions).astype(actions.dtype, copy=False)
 
-    def probability(self, of_policy: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
-        """Probability of the last noisy actions, (N,) float: 1 where a held action continues.
+    def log_probability(self, of_policy: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
+        """Log-probability of the last noisy actions, (N,) float64: 0 where a held action continues.
 
         Args:
-            of_policy: (N,) float, the policy's probabilities of these actions, which are discrete.
+            of_policy: (N,) float64, the policy's log-probabilities of these actions, which are discrete.
             allowed: the same as when they were drawn.
         """
-        uniform = self._uniform if allowed is None else 1.0 / _num_allowed(allowed, self.action_space)
-        mixed = of_policy + self._begin * (uniform - of_policy)
-        found: np.ndarray = np.where(self._goes_on, 1.0, mixed)
+        uniform = self._log_uniform if allowed is None else -_log_num_allowed(allowed, self.action_space)
+        with np.errstate(divide="ignore"):  # the logarithm of 0 is -inf, as it should be
+            mixed = np.logaddexp(of_policy + np.log1p(-self._begin), uniform + np.log(self._begin))
+        found: np.ndarray = np.where(self._goes_on, 0.0, mixed)
         return found
 
     def _draw_block(self) -> None:
-        """Draw random numbers for _BLOCK_STEPS calls: actions and when to take them, or Gaussians."""
+        """Draw random numbers for _BLOCK_STEPS calls: uniform or Gaussian ones."""
         self._rng_at_block, self._block_step = self._rng.bit_generator.state, 0
         shape = (_BLOCK_STEPS, self.num_envs)
         noise_shape = (*shape, *(self.action_space.shape or ()))
@@ -142,8 +139,7 @@ class ExplorationWrapper(ABC):
         if isinstance(self.action_space, spaces.Box):
             self._noise: np.ndarray = self._rng.standard_normal(noise_shape)
         else:
-            self._thresholds = self._rng.random(shape)
-            self._noise = self._rng.integers(_num_actions(self.action_space), size=noise_shape)
+            self._thresholds, self._noise = self._rng.random(shape), self._rng.random(noise_shape)
         self._ends = self._rng.random(shape) if self.mean_repeat > 1.0 else None
 
     def on_episode_end(self, ended: np.ndarray) -> None:
@@ -216,13 +212,18 @@ def _all_allowed(actions: np.ndarray, allowed: np.ndarray, action_space: PolicyA
     return np.asarray(np.take_along_axis(allowed, places, axis=1).all(axis=1))
 
 
-def _allowed_choice(allowed: np.ndarray, action_space: PolicyActionSpace, share: np.ndarray) -> np.ndarray:
-    """Draw allowed actions, (N,) or (N, K) int, that are uniform if share (N,) is uniform in [0, 1)."""
+def _random_actions(
+    uniform: np.ndarray, allowed: np.ndarray | None, action_space: PolicyActionSpace
+) -> np.ndarray:
+    """Uniformly drawn actions, (N,) or (N, K) int, from uniform numbers in [0, 1) of the same shape.
+
+    allowed: see `add_exploration_noise`.
+    """
+    if allowed is None:
+        return np.asarray(uniform * _num_actions(action_space)).astype(np.int64)
     chosen = []
-    for free in _free(allowed, action_space):
-        count = free.sum(axis=1)
-        rank = (share * count).astype(np.int64)  # index among the allowed actions
-        share = share * count - rank  # the remainder is again uniform
+    for share, free in zip(uniform.reshape(len(uniform), -1).T, _free(allowed, action_space), strict=True):
+        rank = (share * free.sum(axis=1)).astype(np.int64)  # index among the allowed actions
         chosen.append((free.cumsum(axis=1) > rank[:, None]).argmax(axis=1))
     return chosen[0] if isinstance(action_space, spaces.Discrete) else np.stack(chosen, axis=1)
 
@@ -233,9 +234,9 @@ def _free(allowed: np.ndarray, action_space: PolicyActionSpace) -> list[np.ndarr
     return [part | ~part.any(axis=1, keepdims=True) for part in parts]
 
 
-def _num_allowed(allowed: np.ndarray, action_space: PolicyActionSpace) -> np.ndarray:
-    """Number of actions to draw from, (N,) int."""
-    return np.asarray(np.prod([free.sum(axis=1) for free in _free(allowed, action_space)], axis=0))
+def _log_num_allowed(allowed: np.ndarray, action_space: PolicyActionSpace) -> np.ndarray:
+    """Logarithm of the number of actions to draw from, (N,) float64."""
+    return np.asarray(sum(np.log(free.sum(axis=1)) for free in _free(allowed, action_space)))
 
 
 def _check_schedule(name: str, action_space: PolicyActionSpace, steps_anneal: float, **levels: float) -> None:

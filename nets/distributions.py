@@ -29,7 +29,8 @@ class PolicyDistribution(ABC):
     has_gradient: ClassVar[bool] = True  # True if gradients pass through samples
 
     def __init__(self, params: Tensor) -> None:
-        self.params = params.float()
+        # A logit of -inf, as some heads mask actions, would give NaN in sums.
+        self.params = params.float().clamp(min=_NO_ACTION) if self.is_discrete else params.float()
 
     def masked(self, allowed: Tensor) -> PolicyDistribution:
         """The same distribution with probability exactly 0 where allowed (..., A) bool is False.

@@ -216,4 +216,5 @@ def debiased_rate(beta: float, updates: Tensor) -> Tensor:
     The rate is beta / (1 - (1 - beta)^updates): 1 at the first step, and beta in the long run.
     """
     steps = updates.clamp(min=1).float()
-    return beta / -torch.expm1(steps * math.log(max(1.0 - beta, sys.float_info.min)))
+    rate = beta / -torch.expm1(steps * math.log(max(1.0 - beta, sys.float_info.min)))
+    return torch.where(steps > 1, rate, 1.0)  # rounding must not keep a part of the initial values

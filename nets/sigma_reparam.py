@@ -28,9 +28,16 @@ class SigmaReparamLinear(nn.Module):
         self.weight = nn.Parameter(by_input(weight))
         self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
         self.gain = nn.Parameter(torch.ones(()))
-        u, _, vh = torch.linalg.svd(self.weight.detach(), full_matrices=False)
-        self.register_buffer("left", u[:, 0].clone())
-        self.register_buffer("right", vh[0].clone())
+        self.register_buffer("left", torch.empty(d_out))
+        self.register_buffer("right", torch.empty(d_in))
+        self.find_vectors()
+
+    @torch.no_grad()
+    def find_vectors(self) -> None:
+        """Compute the singular vectors; call this after the weights were replaced."""
+        u, _, vh = torch.linalg.svd(self.weight, full_matrices=False)
+        self.left.copy_(u[:, 0])
+        self.right.copy_(vh[0])
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):

@@ -16,7 +16,7 @@ from .init import EMBEDDING_STD, FIXED_CONTENT_GAIN, QK_GAIN
 from .kv_cache import KeyValueRing
 from .mlp import RMSNorm, require_at_least, require_positive, require_share
 from .positions import HeadPositions, LearnedPositions, PositionFeatures, SinusoidalPositions
-from .sigma_reparam import linear
+from .sigma_reparam import SigmaReparamLinear, linear
 from .timeline import Timeline
 from .trunk import BlockSettings, ResidualBlock, State, TrunkTrajEncoder
 
@@ -71,6 +71,8 @@ class TransformerLayer(ResidualBlock):
                 d_model, 2 * self.num_with_waves * width, bias=False, sigma_reparam=settings.sigma_reparam
             )
             by_head[:2, : self.num_with_waves] *= fixed_content_gain  # they begin by attending to places
+        if isinstance(self.qkv, SigmaReparamLinear):
+            self.qkv.find_vectors()
         self._add_feed_forward()
 
     def forward(self, x: Tensor, timeline: Timeline, state: State | None) -> tuple[Tensor, State | None]:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from .precision import in_full_precision
 
+_MEANS_PER_BIN = 16  # entries of the table that inverts the means of Gaussian labels
 _SPACINGS, _LABELS, _MEANS = ("symlog", "linear"), ("two_hot", "hl_gauss"), ("bins", "values")
 
 
@@ -42,6 +43,7 @@ class ValueBins(nn.Module):
 
     centers: Tensor
     support: Tensor
+    means: Tensor
 
     def __init__(
         self,
@@ -80,12 +82,15 @@ class ValueBins(nn.Module):
         # Expectations are weighted means of the support, and two-hot labels interpolate between its entries.
         support = self._to_value(centers) if self.is_mean_of_values else centers
         self.register_buffer("support", support.float(), persistent=False)
+        # Means of the labels of Gaussians whose centers are evenly spaced, in ascending order.
+        spaced = torch.linspace(ends[0], ends[1], _MEANS_PER_BIN * num_bins, dtype=torch.float64)
+        self.register_buffer("means", (self._hl_gauss(spaced) @ support).float(), persistent=False)
 
     def encode(self, values: Tensor) -> Tensor:
         """Convert values to probabilities of bins."""
         values = values.float()
         if self.labels == "hl_gauss":
-            return self._hl_gauss(self._to_z(values))
+            return self._hl_gauss(self._gaussian_for(values))
         return self._two_hot(values if self.is_mean_of_values else self._to_z(values))
 
     @in_full_precision
@@ -107,6 +112,16 @@ class ValueBins(nn.Module):
         share = ((x - low) / (high - low))[..., None]
         probs = torch.zeros(*x.shape, self.num_bins, device=x.device)
         return probs.scatter(-1, above[..., None] - 1, 1.0 - share).scatter(-1, above[..., None], share)
+
+    def _gaussian_for(self, values: Tensor) -> Tensor:
+        """Centers of the Gaussians whose labels have these means; otherwise, bootstrapping adds up errors."""
+        if not self.is_mean_of_values:
+            return self._to_z(values)
+        values = values.clamp(self.means[0], self.means[-1])
+        above = torch.searchsorted(self.means, values.contiguous()).clamp(1, len(self.means) - 1)
+        low, high = self.means[above - 1], self.means[above]
+        places = above - 1 + (values - low) / (high - low)
+        return self.centers[0] + places * (self.centers[-1] - self.centers[0]) / (len(self.means) - 1)
 
     def _hl_gauss(self, z: Tensor) -> Tensor:
         """Probability mass of a Gaussian around z in each bin, normalised over all bins."""

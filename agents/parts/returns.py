@@ -25,7 +25,7 @@ from ...nets.recurrence import reverse_recurrence
 class Steps(NamedTuple):
     """Transitions in the form that the functions below take."""
 
-    rewards: Tensor  # (B, L, 1, 1) float, times the reward multiplier
+    rewards: Tensor  # (B, L, 1 or G, 1) float, times the reward multiplier
     terminated: Tensor  # (B, L, 1, 1) bool
     mask: Tensor  # (B, L, 1, 1) bool, True on real transitions
     discounts: Tensor  # (G, 1) float

@@ -191,8 +191,8 @@ class FixedUnits(_MovingMoments):
         value_g = origin_g + unit_g x_g
         sigma = max(sqrt(nu - mu^2), floor sqrt(nu));  mu, nu: moving averages of y and y^2
 
-    unit and origin are sigma and mu of the first targets that are not all 0. Both are 0 in the first update,
-    which therefore trains no critic and only sets the scale; while all targets are 0, the unit is 1e-4.
+    unit and origin are sigma and mu of the first targets that are not all 0. Until then both are 0, so that
+    no critic is trained, and its noise is not taken for rewards.
 
     Reason: values do not change when statistics do, so no weights have to be rescaled in compensation.
     Without a floor, the errors of targets that hardly vary (a constant reward under a small discount) would
@@ -236,16 +236,15 @@ class FixedUnits(_MovingMoments):
         """Update mu and nu, without waiting for a GPU."""
         n, total, squares = self.pending
         moves = n > 0  # equal for all discounts
-        # Averages begin again while all targets are 0. Otherwise a late first reward would be averaged with
-        # them, and the unit would stay too small for good.
+        # Averages begin again while all targets are about 0. Otherwise a late first reward would be averaged
+        # with them, and the unit would stay too small for good.
         self.updates *= (self.unit > _LEAST_SIGMA).any()
         self.updates += moves[0, 0]
         rate = debiased_rate(self.beta, self.updates).where(moves, 0.0)
         n = n.clamp(min=1.0)
         self.mu.lerp_(total / n, rate)
         self.nu.lerp_(squares / n, rate)
-        is_first = moves & (self.updates == 1)
-        is_new = is_first | (moves & (self.unit <= _LEAST_SIGMA))
+        is_new = moves & (self.nu > 0.0) & (self.unit <= _LEAST_SIGMA)
         self.unit.copy_(torch.where(is_new, self.sigma, self.unit))
         self.origin.copy_(torch.where(is_new, self.mu, self.origin))
         self.pending.zero_()

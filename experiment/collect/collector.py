@@ -815,11 +815,11 @@ def _log_probs(
 ) -> np.ndarray:
     """Log-probabilities (N, 1) float32 of the actions taken in the end; probs: see ActOutput.extras."""
     of_factors = probs.reshape(-1, probs.shape[-1])  # take_along_axis takes three times as long
-    taken = of_factors[np.arange(len(of_factors)), actions.reshape(-1)].reshape(len(actions), -1).prod(axis=1)
+    taken = of_factors[np.arange(len(of_factors)), actions.reshape(-1)].reshape(len(actions), -1)
+    found: np.ndarray = np.log(np.maximum(taken, _MIN_PROB), dtype=np.float64).sum(axis=1)
     if noise is not None:
-        taken = noise.probability(taken, allowed)
-    found: np.ndarray = np.log(np.maximum(taken, _MIN_PROB), dtype=np.float32)[:, None]
-    return found
+        found = noise.log_probability(found, allowed)
+    return found.astype(np.float32)[:, None]
 
 
 def _count(

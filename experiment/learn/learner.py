@@ -517,8 +517,13 @@ class Learner:
         priorities = sequence_priorities(
             found["squared_errors"], found["Critic Mask"], windows, num_windows=len(batch.priority_slots)
         )
+        # A window of burn-in alone says nothing about its trajectory.
+        counts = torch.zeros_like(priorities).index_add(
+            0, windows.flatten(), found["Critic Mask"].flatten(2).any(-1).flatten().to(priorities.dtype)
+        )
+        slots = batch.priority_slots.where(counts > 0, -1)
         # Every process draws by priorities, so each needs those of all sequences.
-        slots, priorities = self.accelerator.gather((batch.priority_slots, priorities))
+        slots, priorities = self.accelerator.gather((slots, priorities))
         self.report_priorities(slots.cpu().numpy(), priorities.cpu().numpy())
 
     def _with_details(

@@ -106,7 +106,7 @@ def test_loss_shapes_and_metrics(space: Space) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     ("space", "actor", "critic"),
-    [(DISCRETE, 0.375594, 3.424792), (MULTI, 0.138029, 2.710208), (BOX, 110.5769, 1.633903)],
+    [(DISCRETE, 0.564858, 3.297999), (MULTI, 0.557681, 2.759514), (BOX, 2357.965, 1.293038)],
 )
 def test_losses_of_the_third_update_stay_the_same(space: Space, actor: float, critic: float) -> None:
     settings = recommended(returns=NStep(), loss_weights=None)
@@ -116,6 +116,7 @@ def test_losses_of_the_third_update_stay_the_same(space: Space, actor: float, cr
         for i, weights in enumerate(agent.parameters()):  # fixed weights, so initialisation does not matter
             weights.copy_(0.2 * torch.sin(torch.arange(weights.numel()) + i).view_as(weights))
     optimizer = torch.optim.AdamW(agent.trainable_params(), lr=1e-3)
+    agent.values.unit.zero_()  # as in a run
     for _ in range(3):
         out = agent(batch, with_metrics=True)
         (out.actor.mean() + 10 * out.critic.mean()).backward()

@@ -258,6 +258,17 @@ def test_sac_adds_entropy_to_values_and_steers_its_temperature() -> None:
     ]
 
 
+@pytest.mark.parametrize("returns", [NStep(), NStep(3), LambdaReturns(), Retrace()])
+def test_sac_adds_the_entropy_of_every_timestep_that_a_target_covers(returns: Returns) -> None:
+    # Without rewards, a uniform policy has the value g alpha h / (1 - g), which every target keeps.
+    h, g, alpha = math.log(4), 0.5, 0.5
+    agent = by_hand(SACAgent, alpha=alpha, returns=returns)
+    fixed_point = g * alpha * h / (1 - g)
+    torch.nn.init.constant_(agent.target_critics.out.bias, fixed_point)
+    torch.nn.init.constant_(agent.critics.out.bias, fixed_point)
+    same(agent(paid(0.0)).critic, 0.0)
+
+
 def test_iql_follows_an_expectile_and_weights_by_advantage() -> None:
     agent = by_hand(IQLAgent, expectile=0.7, beta=3.0, max_weight=10.0)
     for bias, value_loss, weight in (

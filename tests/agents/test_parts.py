@@ -207,10 +207,12 @@ def test_values_in_fixed_units_take_the_unit_from_the_first_targets_that_are_not
 
 
 @pytest.mark.parametrize("kind", [FixedUnits, SummedValues])
-def test_a_first_reward_sets_the_same_unit_however_late_it_comes(kind: type[FixedUnits]) -> None:
-    at_once, late = built(kind()), built(kind())
+@pytest.mark.parametrize("beta", [5e-4, 1e-3, 5e-3, 7e-3, 0.03, 0.3, 1.0])  # rounding differs
+def test_a_first_reward_sets_the_same_unit_however_late_it_comes(kind: type[FixedUnits], beta: float) -> None:
+    at_once, late = built(kind(beta=beta)), built(kind(beta=beta))
     for _ in range(1_000):
         update(late, 0.0, 0.0)
+    assert late.value(torch.ones(1, 1, 1)).item() == 0.0  # so targets without rewards stay exactly 0
     for values in (at_once, late):
         update(values, 0.0, 0.0, 0.0, 10.0)
     assert late.unit.item() == at_once.unit.item() > 1.0

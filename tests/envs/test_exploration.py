@@ -154,7 +154,7 @@ def test_the_probability_of_noisy_actions_is_their_frequency(
         chosen = np.stack([np.zeros(num_envs, int), np.where(likely, 2, 1)], axis=1)
         before, noisy = noisy, noise.add_exploration_noise(chosen, LATER * t, mask)
         of_policy = np.where(noisy[:, 0] == 0, np.array([0.0, 1 / 3, 2 / 3])[noisy[:, 1]], 0.0)
-        found = noise.probability(of_policy, mask)
+        found = np.exp(noise.log_probability(np.log(np.maximum(of_policy, 1e-30)), mask))
     assert before is not None
     goes_on = found == 1.0  # these envs were certain to repeat their actions
     assert (noisy == before)[goes_on].all()
@@ -162,6 +162,19 @@ def test_the_probability_of_noisy_actions_is_their_frequency(
     for action in np.unique(noisy[~goes_on], axis=0):
         is_it = (noisy[~goes_on] == action).all(axis=1)
         assert found[~goes_on][is_it] == pytest.approx(is_it.mean(), abs=0.01)
+
+
+@pytest.mark.parametrize("sizes", [[2] * 128, [5] * 28])
+def test_many_factors_are_random_and_have_exact_probabilities(sizes: list[int]) -> None:
+    space, num_envs = spaces.MultiDiscrete(sizes), 2_000
+    zeros = np.zeros((num_envs, len(sizes)), np.int64)
+    at = np.ones(num_envs, np.int64)
+    for mask in (None, np.ones((num_envs, sum(sizes)), bool)):
+        noise = EpsilonGreedy(space, num_envs, 0, eps_start=1.0, eps_end=1.0, randomize_eps=False)
+        noisy = noise.add_exploration_noise(zeros, at, mask)
+        assert noisy.mean(axis=0) == pytest.approx((np.array(sizes) - 1) / 2, abs=0.2)
+        found = noise.log_probability(np.full(num_envs, -300.0), mask)
+        assert found == pytest.approx(-np.log(sizes).sum())
 
 
 def test_gaussian_noise_is_held() -> None:

@@ -46,6 +46,22 @@ def test_training_sets_the_priorities_of_the_files_it_saw(tmp_path: Path) -> Non
     assert before != after
 
 
+def test_windows_without_losses_keep_their_priorities(tmp_path: Path) -> None:
+    dataset = DiskTrajDataset(sampler=PrioritySampler())
+    experiment = make_experiment(tmp_path, dataset=dataset)
+    experiment.start()
+    experiment.collect_new_training_data()
+    dataset.refresh()
+    batch = next(iter(experiment.loader.epoch(0, 1)))
+    batch.mask[0] = False  # such as a window of burn-in alone
+    reported: list[Any] = []
+    experiment.learner.report_priorities = lambda slots, priorities: reported.append(slots)
+    experiment.train_step([batch])
+    experiment.close()
+    assert batch.priority_slots is not None
+    assert reported[0].tolist() == [-1, *batch.priority_slots[1:].tolist()]
+
+
 @pytest.mark.parametrize("sample", [True, False])
 def test_a_run_with_retrace_stores_the_probabilities_of_its_actions(tmp_path: Path, sample: bool) -> None:
     experiment = make_experiment(

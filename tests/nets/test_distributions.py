@@ -37,6 +37,15 @@ KINDS: dict[str, tuple[Any, int]] = {  # the constructor of a policy, and its nu
 }
 
 
+@pytest.mark.parametrize("kind", [Categorical, MultiCategoricalType((3,)), Bernoulli])
+def test_infinite_logits_mask_actions(kind: Any) -> None:
+    policy = kind(torch.tensor([[0.5, 1.0, -math.inf]]))
+    action = policy.mode()
+    assert torch.isfinite(policy.log_prob(action)).all()
+    assert torch.isfinite(policy.entropy()).all()
+    assert action[0, 2] == 0.0
+
+
 def factors(policy: Any) -> list[Any]:
     """Torch's distributions of the independent parts of an action, before a tanh or stretching."""
     if isinstance(policy, Bernoulli):

@@ -614,6 +614,16 @@ def test_the_spectral_norm_of_reparametrised_layers_is_their_gain() -> None:
     assert_equal_but_for_rounding(torch.linalg.matrix_norm(weight, 2), 1.7, NUM_OPS)
 
 
+@pytest.mark.parametrize("kinds", ["fixed", "content"])
+def test_heads_that_change_their_initial_weights_have_the_spectral_norm_1(kinds: str) -> None:
+    settings: dict[str, Any] = {"n_layers": 1, "n_heads": 4, "heads": kinds, "sigma_reparam": True}
+    encoder = TransformerTrajEncoder(DIM, WINDOW, **settings)
+    layer = next(one for one in encoder.modules() if isinstance(one, SigmaReparamLinear))
+    with torch.no_grad():
+        weight = layer(torch.eye(layer.weight.shape[1])).T
+    assert_equal_but_for_rounding(torch.linalg.matrix_norm(weight, 2), 1.0, NUM_OPS)
+
+
 def test_the_mixer_in_the_docs_obeys_the_contract() -> None:
     script = (Path(__file__).parents[2] / "examples" / "own_memory.py").read_text(encoding="utf-8")
     own: dict[str, Any] = {"__name__": "own_memory"}
