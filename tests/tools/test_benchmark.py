@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 from loxodon.data.lock import FolderLock
+from loxodon.experiment.output.plots import COLORS
 from loxodon.tools.benchmark import main as command
 from loxodon.tools.benchmark import page, results
 from loxodon.tools.benchmark.main import main
@@ -278,6 +280,17 @@ def test_curves_are_drawn() -> None:
     pytest.importorskip("matplotlib", reason="pictures are an extra")
     picture = page.draw(SUITES["memory"], {"mine": {"recall": [run_of(0.0, 1.0)]}, "b": {}})
     assert picture.startswith(b"\x89PNG")
+
+
+def test_agents_with_few_points_keep_their_colors() -> None:
+    pytest.importorskip("matplotlib", reason="pictures are an extra")
+    image = pytest.importorskip("PIL.Image")
+    agents = {name: {"recall": [run_of(*values)]} for name, values in (("a", [0.0] * 99), ("b", [1.0, 0.0]))}
+    drawn = image.open(io.BytesIO(page.draw(SUITES["memory"], agents))).convert("RGB")
+    found = np.array([color for _, color in drawn.getcolors(1 << 20)])
+    for expected in COLORS[:2]:
+        color = [int(expected[i : i + 2], 16) for i in (1, 3, 5)]
+        assert np.abs(found - color).max(axis=1).min() < 8
 
 
 # ---- this project's own results ----

@@ -300,5 +300,7 @@ def draw(suite: Suite, agents: Agents) -> bytes:
     figure.legend(labels.values(), labels, loc="outside upper center", ncols=2, fontsize=8, frameon=False)
     picture, small = io.BytesIO(), io.BytesIO()
     figure.savefig(picture, dpi=dpi)
-    Image.open(picture).convert("RGB").quantize(64).save(small, "PNG", optimize=True)
+    # Other methods merge the colors of thin lines.
+    few = Image.open(picture).convert("RGB").quantize(64, method=Image.Quantize.FASTOCTREE)
+    few.save(small, "PNG", optimize=True)
     return small.getvalue()
