@@ -58,6 +58,7 @@ from .config.load import loaded, starts_from_recommended, unused_settings
 from .contracts import Progress, Role, RunContext, Stateful, Trainer
 from .evaluation import Evaluator
 from .fleet import EpisodeReports, Membership, ReplayRatio
+from .fleet.actors import SeparateActors
 from .fleet.heartbeat import BY_SIGNAL
 from .fleet.shared_folder import location_of
 from .learn.average import WeightAverage
@@ -1405,11 +1406,16 @@ class Experiment(Settings):
     def _set_aside_earlier_data(self) -> None:
         """Set aside the data of an earlier run of the same name, unless this run trains on them.
 
-        Actors that were started by hand may have begun before their learner, so their data stay.
+        Actors that were started by hand, or as jobs of their own, may have begun before their learner, so
+        their data stay.
         """
-        begins_data = (self.ctx.role.does_both and not self._is_offline) or self.actors is not None
-        from_scratch = begins_data and self.start_collecting_at_epoch == 0
-        if from_scratch and self.has_dset_edit_rights and self.ctx.is_main:
+        starts_actors = self.actors is not None and not isinstance(self.actors, SeparateActors)
+        if self.ctx.is_main and (starts_actors or (self.ctx.role.does_both and not self._is_offline)):
+            self.set_aside_earlier_data()
+
+    def set_aside_earlier_data(self) -> None:
+        """Move the data of an earlier run of the same name, before anything collects for this one."""
+        if self.start_collecting_at_epoch == 0 and self.has_dset_edit_rights:
             num_files = self.dataset.begin_new_run()
             if num_files:
                 logger.warning(

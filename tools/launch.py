@@ -19,9 +19,10 @@ from typing import Any
 
 import gin
 
-from ..experiment.config import explained, load_config
+from ..experiment.config import ConfigError, explained, load_config
 from ..experiment.experiment import Experiment
 from ..experiment.fleet.actors import ActorSpec
+from ..experiment.fleet.heartbeat import read_heartbeats
 from ..experiment.fleet.launchers import ray_pool, submit
 from ..experiment.process.exits import CONFIG_ERROR
 from ..experiment.process.versions import import_extra
@@ -100,6 +101,22 @@ def _pair(text: str) -> tuple[str, Any]:
         return name, value
 
 
+def _set_aside_earlier_data(exp: Experiment) -> None:
+    """Set aside what an earlier run of the name collected; its actors may begin before their learner.
+
+    Raises: ConfigError if that run still learns.
+    """
+    for beat in read_heartbeats(exp.run_dir):
+        if beat.is_alive and beat.role != "actor":
+            raise ConfigError(
+                f"{exp.run_dir} is in use by a learner on {beat.host} (process {beat.pid}). Fix: end it, or "
+                "choose another --run-name."
+            )
+    dataset = exp.init_dsets()
+    exp.set_aside_earlier_data()
+    dataset.close()
+
+
 @explained()
 def _submit(args: argparse.Namespace, parsed: argparse.Namespace, words: list[str]) -> int:
     """Submit the jobs, and print how to watch and end them; `parsed` are the options of a run in `words`."""
@@ -120,6 +137,7 @@ def _submit(args: argparse.Namespace, parsed: argparse.Namespace, words: list[st
             "cuda" if args.slurm_actor_gpus else parsed.actor_device,
         ),
         exp.run_dir,
+        prepare=lambda: None if parsed.resume else _set_aside_earlier_data(exp),
         cluster=args.slurm_cluster,
         common=common,
         learner={"gpus_per_node": args.slurm_learner_gpus, "cpus_per_task": args.slurm_learner_cpus},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,10 @@ _RANK_PREFIXES = ("TORCHELASTIC_", "ACCELERATE_USE_", "FSDP_")
 _KEPT = {"ACCELERATE_USE_CPU"}  # a choice of device that also holds for actors
 # Environment of a process that must not open a GPU context, which would take memory from the learner.
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
+
+
+class SeparateActors(nullcontext[None]):
+    """Actors that are jobs of their own: they may begin before their learner, and it does not end them."""
 
 
 def is_bound(name: str) -> bool:

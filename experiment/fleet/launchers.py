@@ -8,7 +8,6 @@ ends with its Ray task, the task with the pool process, and the pool process wit
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
@@ -28,8 +27,9 @@ from ..contracts import RunContext
 from ..process.exits import CONFIG_ERROR
 from ..process.signals import StopRequest
 from ..process.versions import import_extra
-from .actors import ActorSpec, actor_environment, library_program, supervise
+from .actors import ActorSpec, SeparateActors, actor_environment, library_program, supervise
 from .heartbeat import read_heartbeats
+from .pace import FINISHED_VARIABLE
 from .shared_folder import TOKEN_VARIABLE, check_folder, write_token
 from .supervisor import GRACE_S, ActorSupervisor, exit_with_parent
 
@@ -92,6 +92,7 @@ class SlurmJob:
         """Run; returns the exit status."""
         os.chdir(self.folder)
         os.environ.update(self.environment)
+        os.environ[FINISHED_VARIABLE] = " ".join(self.finished_before)
         if not self._is_learner and finished_learners(self.run_dir) - self.finished_before:
             return 0
         queue_again, is_warned = signal.getsignal(signal.SIGUSR2), False
@@ -103,8 +104,7 @@ class SlurmJob:
 
         signal.signal(signal.SIGUSR2, on_warning)
         try:
-            # The actors are separate jobs.
-            status = self.main(self.words, pool=lambda *_: contextlib.nullcontext(), program=_SLURM_PROGRAM)
+            status = self.main(self.words, pool=lambda *_: SeparateActors(), program=_SLURM_PROGRAM)
         except SystemExit as stopped:
             status = stopped.code if isinstance(stopped.code, int) else 1
         if is_warned and callable(queue_again):
@@ -136,6 +136,7 @@ def submit(
     spec: ActorSpec,
     run_dir: Path,
     *,
+    prepare: Callable[[], None],
     cluster: str,
     common: Mapping[str, Any],
     learner: Mapping[str, Any],
@@ -147,6 +148,7 @@ def submit(
         main: function of the command line.
         spec: words of the learner, and number and words of its actors.
         run_dir: folder of the run.
+        prepare: called right before the jobs are submitted.
         cluster: "slurm", or "local" for submitit's substitute on this machine, for tests.
         common: parameters of `submitit.AutoExecutor` for every job.
         learner: further parameters for the learner's job.
@@ -169,6 +171,7 @@ def submit(
         executor.update_parameters(**{"slurm_signal_delay_s": 90, **common})
     except (AssertionError, NameError, TypeError) as error:
         raise ConfigError(f"--slurm-set is wrong: {error}. Fix: correct its names and values.") from None
+    prepare()
     words, finished_before = list(spec.learner_words), finished_learners(run_dir)
     environment = {TOKEN_VARIABLE: write_token(run_dir)}
     learner_job = SlurmJob(main, words, run_dir.absolute(), Path.cwd(), finished_before, environment)

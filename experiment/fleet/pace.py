@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ WAIT_S = 0.2  # interval between two checks by a process that waits
 POLL_S = 0.5  # longest time between two reads of the learner's report by an actor
 MIN_POLL_GAP_S = 0.05  # shortest time between two of them
 REMIND_S = 30.0
+FINISHED_VARIABLE = "LOXODON_FINISHED_BEFORE"
+"""Environment variable: learners that had finished when the jobs of this one were submitted, by their ids."""
 CONTINUE_S = 60.0  # time for which an actor of a finished run waits for its continuation
 SILENT_S = 8.0  # time without a learner after which an actor reports it
 _logger = logging.getLogger("loxodon")
@@ -334,18 +337,22 @@ class ReplayRatio:
         """Wait a minute for a learner that continues a finished run; False if none does.
 
         Actors may be started before the learner that continues a run with more epochs. Without one, nobody
-        would use or delete what they collect.
+        would use or delete what they collect. Actors of Slurm wait for as long as necessary: their learner is
+        in the queue, unless one has finished since the jobs were submitted.
         """
         end_s = time.monotonic() + CONTINUE_S
+        queued_after = os.environ.get(FINISHED_VARIABLE, "").split()
         while (found := read_learner_report(self.ctx.run_dir)) and found.learner.state == "finished":
-            if self.ctx.stop.requested() or time.monotonic() >= end_s:
+            is_queued = found.learner.id in queued_after
+            if self.ctx.stop.requested() or (time.monotonic() >= end_s and not is_queued):
                 return False
             if not self._has_reported_waiting:
                 self._has_reported_waiting = True
                 self.ctx.status.state("waiting", "for a learner that continues the finished run")
+                then = f"ends in {CONTINUE_S:g} s unless one follows"
+                then = "waits for the next one" if is_queued else then
                 self.ctx.console.say(
-                    f"The learner of this run has finished. This actor ends in {CONTINUE_S:g} s unless a "
-                    "learner continues the run (--resume with more epochs)."
+                    f"The learner of this run has finished. This actor {then} (--resume with more epochs)."
                 )
             time.sleep(WAIT_S)
         return True

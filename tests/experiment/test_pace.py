@@ -202,7 +202,12 @@ def test_an_actor_of_a_finished_run_waits_for_its_continuation(
 
     monkeypatch.setattr(pace.time, "sleep", another_begins)
     assert actor.pace.wait_for_continuation()
-    assert "unless a learner continues the run" in actor.lines[0]
+    assert "unless one follows" in actor.lines[0]
+    monkeypatch.setattr(pace, "CONTINUE_S", 0.0)  # as in a job whose learner is still in the queue
+    monkeypatch.setenv(pace.FINISHED_VARIABLE, "K L")
+    write_beat(tmp_path, "L", role="learner", state="finished")
+    publish(tmp_path)
+    assert actor.pace.wait_for_continuation()
 
 
 def test_a_learner_without_data_says_so_to_its_actors(

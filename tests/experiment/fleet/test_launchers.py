@@ -17,13 +17,16 @@ from unittest import mock
 
 import pytest
 
+from loxodon.experiment.fleet.actors import SeparateActors
 from loxodon.experiment.fleet.launchers import SlurmJob, connect_ray, finished_learners
 from loxodon.experiment.fleet.shared_folder import TOKEN_VARIABLE, write_token
 from loxodon.experiment.process.versions import import_extra
 from loxodon.tools import launch
 from loxodon.tools.run import main
 
+from ..fakes import make_experiment, run
 from ..processes import wait_for
+from ..test_heartbeat import write_beat
 
 WORDS = ["--actors", "1", "--config", "tiny.gin", "--seed", "3"]
 
@@ -95,6 +98,31 @@ def test_slurm_is_asked_for_the_documented_resources(
     assert (
         actor.environment[TOKEN_VARIABLE] == learner.environment[TOKEN_VARIABLE] == write_token(tiny.run_dir)
     )
+
+
+def test_data_of_an_earlier_run_are_set_aside_when_jobs_are_submitted_not_when_they_begin(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    executor = mock.MagicMock()
+    executor.submit.side_effect = [SimpleNamespace(job_id=i) for i in range(6)]
+    monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(AutoExecutor=lambda **_: executor))
+    fifo = tiny.run_dir / "buffer" / "fifo"
+    fifo.mkdir(parents=True)
+    (fifo / "CartPole_0000000a_1000000.0.npz").touch()
+    assert launch.main(["--backend", "slurm", *WORDS, "--resume"]) == 0
+    assert len(list(fifo.iterdir())) == 1
+    assert launch.main(["--backend", "slurm", *WORDS]) == 0
+    assert not list(fifo.iterdir())
+    beat = write_beat(tiny.run_dir, role="learner", state="learning")
+    assert launch.main(["--backend", "slurm", *WORDS]) == 2
+    assert "is in use by a learner on far" in capsys.readouterr().err
+    beat.unlink()
+    exp = make_experiment(tiny.run_dir.parent, run_name="other", mode="learn", train_batches_per_epoch=0)
+    (other := exp.run_dir / "buffer" / "fifo").mkdir(parents=True)
+    (other / "CartPole_0000000a_1000000.0.npz").touch()
+    exp.actors = SeparateActors()
+    run(exp)
+    assert len(list(other.iterdir())) == 1
 
 
 @pytest.mark.skipif(not has("submitit"), reason="needs submitit")
