@@ -101,7 +101,7 @@ def with_opinions(exp: Experiment, spec: EnvSpec, timesteps: int) -> list[np.nda
 
     Returns their actions in the experiment.
     """
-    for seed in range(20):
+    for seed in range(200):
         torch.manual_seed(seed)
         with torch.no_grad():
             for param in exp.policy.parameters():
