@@ -151,9 +151,8 @@ class OffPolicyTrainer(Trainer):
 
     def _log_and_check(self, sums: LossSums, more: Mapping[str, float], elapsed_s: float) -> None:
         accelerator = self.ctx.accelerator
-        means = merge_metrics(
-            sums.means(), 1.0, accelerator
-        )  # each process has an equal share of each update
+        # Each process has an equal share of each update.
+        means = merge_metrics(sums.means(), 1.0, accelerator)
         metrics: dict[str, float] = {f"train/{name}": value for name, value in means.items()}
         metrics["train/updates"] = sums.num_updates
         if self.learner.skips_updates:
