@@ -325,6 +325,19 @@ def test_a_vanished_file_is_replaced_by_another_draw(
     assert dataset.num_files == 1
 
 
+def test_newer_files_of_a_shared_folder_are_not_moved_in_silence(
+    make_dataset: MakeDataset, fill: Fill, fifo: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = make_dataset(dset_name="set")
+    fill(fifo, [2] * 3)
+    dataset.refresh()
+    state = dataset.state_dict()
+    fill(fifo, [2] * 5)
+    assert dataset.set_aside_newer(state) == 2
+    assert "2 trajectories that are newer than the checkpoint were moved to " in caplog.text
+    assert "Fix: if other runs store theirs in this folder too, move the files back" in caplog.text
+
+
 def test_newer_files_are_set_aside_and_lost_ones_reported(
     make_dataset: MakeDataset, fill: Fill, fifo: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -27,6 +27,7 @@ from loxodon.experiment.checkpoint.record import record_run
 from loxodon.experiment.checkpoint.spaces import EnvSpaces
 from loxodon.experiment.config import load_config
 from loxodon.nets import Categorical, FFTstepEncoder, GRUTrajEncoder, TrajEncoder, TstepEncoder
+from loxodon.tools import evaluate
 from loxodon.tools.evaluate import _file_name, cut_memory, find_policy, main, print_table
 
 from ..experiment.fakes import TINY, CountingEnv, make_experiment, run
@@ -358,6 +359,20 @@ def test_an_environment_from_python_replaces_that_of_a_preset() -> None:
     assert main([str(exp.run_dir), "--episodes", "6"]) == 0
     (found,) = results(exp.run_dir / "evaluations" / "best-val-greedy.json")
     assert (found["task"], found["lengths"]) == ("three", [3] * 6)
+
+
+def test_all_contexts_are_of_one_policy_although_a_learner_may_replace_its_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = a_policy_that_remembers_the_bit()
+    loads: list[Any] = []
+    load = evaluate.load_policy
+    monkeypatch.setattr(
+        evaluate, "load_policy", lambda *given, **how: loads.append(given) or load(*given, **how)
+    )
+    words = ["--env", "FirstBit-v0", "--episodes", "4", "--context", "full,4", "--json", "out.json"]
+    assert main([file, *words]) == 0
+    assert len(loads) == 1
 
 
 def test_many_changes_make_a_short_file_name() -> None:

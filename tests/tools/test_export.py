@@ -111,6 +111,16 @@ def test_the_folder_is_uploaded_only_on_request(
 # ---- results of the exported policy only ----
 
 
+def test_the_card_of_a_run_with_environments_from_python_has_no_command(run_dir: Path) -> None:
+    config = run_dir / "ckpts" / "config.txt"
+    lines = config.read_text().splitlines()
+    config.write_text("\n".join(line for line in lines if "make_train_env" not in line))
+    assert main([str(run_dir), "-o", "out"]) == 0
+    card = Path("out/README.md").read_text()
+    assert "loxodon run --config" not in card
+    assert "A Python program passed the environments" in card
+
+
 def test_the_card_has_no_results_of_other_policies(run_dir: Path) -> None:
     assert evaluate.main([str(run_dir), "--policy", "latest", "--episodes", "3"]) == 0
     (best,) = (run_dir / "evaluations").glob("best-*.json")

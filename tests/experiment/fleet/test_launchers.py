@@ -117,6 +117,12 @@ def test_data_of_an_earlier_run_are_set_aside_when_jobs_are_submitted_not_when_t
     assert launch.main(["--backend", "slurm", *WORDS]) == 2
     assert "is in use by a learner on far" in capsys.readouterr().err
     beat.unlink()
+    num_jobs = executor.submit.call_count
+    assert launch.main(["--backend", "slurm", *WORDS, "--print-config"]) == 0
+    assert "Experiment.epochs = " in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        launch.main(["--backend", "slurm", *WORDS[:-2], "--seeds", "0:2"])
+    assert executor.submit.call_count == num_jobs
     exp = make_experiment(tiny.run_dir.parent, run_name="other", mode="learn", train_batches_per_epoch=0)
     (other := exp.run_dir / "buffer" / "fifo").mkdir(parents=True)
     (other / "CartPole_0000000a_1000000.0.npz").touch()
