@@ -17,14 +17,13 @@ if sys.argv[1:]:
     keep_freed_memory()
 import torch
 
-def faults(times):
+def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(times):
-        torch.ones(9_000_000)  # 36 MB, more than glibc would ever keep by itself
+    torch.ones(9_000_000)  # 36 MB, more than glibc would ever keep by itself
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-faults(3)  # until all that it asks for has its place
-print(faults(10))
+found = [faults() for _ in range(25)]  # the first ones may find no place that is large enough
+print(sorted(found[-5:])[2])
 """
 
 
@@ -40,8 +39,8 @@ def faults(*args: str, **env: str) -> int:
 @pytest.mark.forked
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 def test_memory_that_a_tensor_frees_is_kept_for_the_next_one_unless_the_user_configures_malloc() -> None:
-    # Memory that is asked for each time takes 180 faults with large pages and thousands with small ones, and
+    # Memory that is asked for each time takes 18 faults with large pages and thousands with small ones, and
     # each process may get the other kind.
-    assert faults() > 100
-    assert faults("kept") < 50
-    assert faults("kept", MALLOC_ARENA_MAX="2") > 100
+    assert faults() > 10
+    assert faults("kept") < 5
+    assert faults("kept", MALLOC_ARENA_MAX="2") > 10
