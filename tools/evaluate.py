@@ -7,7 +7,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import hashlib
 import importlib
 import json
 import re
@@ -37,7 +36,7 @@ from ..experiment.config import ConfigError, explained, load_config
 from ..experiment.config.reading import search_in
 from ..experiment.evaluation import Evaluator
 from ..experiment.experiment import Experiment
-from ..experiment.process.files import json_object, write_text
+from ..experiment.process.files import json_object, short_name, write_text
 from ..experiment.process.rng import isolated_rng
 from ..experiment.process.versions import import_extra
 from ..nets import TrajEncoder
@@ -46,7 +45,6 @@ from .report.estimates import mean, with_interval
 from .report.runs import EVALUATION_FORMAT
 from .run import exit_status, say
 
-_LONGEST_NAME = 120  # characters of the name of a results file
 _MOST_STEPS = 1_000_000  # limit per environment, since its episodes may never end
 _VIDEO_EPISODES = 3
 _PLAIN_WIDTH = 300  # width of the table if the output is not a terminal
@@ -92,7 +90,8 @@ def _evaluate(args: argparse.Namespace) -> int:
     place = args.output
     if place is None and found.run_dir is not None and args.discount is None:
         name = f"{found.name}-{env}-{'sampled' if args.sampled else 'greedy'}"
-        place = found.run_dir / EVALUATIONS / f"{_file_name(name)}.json"
+        plain = re.sub(r"[^-.a-zA-Z0-9]+", "_", name)
+        place = found.run_dir / EVALUATIONS / f"{short_name(plain, name)}.json"
         if problem := writing_problem(place.parent):
             raise ConfigError(f"{problem}. Fix: choose another place with --json.")
     results: list[dict[str, Any]] = []
@@ -137,13 +136,6 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 # ---- policy and environments ----
-
-
-def _file_name(text: str) -> str:
-    """A text as the name of a file, shortened with a digest if it is long."""
-    name = re.sub(r"[^-.a-zA-Z0-9]+", "_", text)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}-{digest}"
 
 
 def _loaded(file: Path, args: argparse.Namespace) -> LoadedPolicy:

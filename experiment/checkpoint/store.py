@@ -182,10 +182,8 @@ class CheckpointManager:
             number += 1
         old.mkdir()
         texts = self.config_path, self.requested_path, self.versions_path
-        played = (
-            self.root.with_name(name) for name in (EVALUATIONS, VIDEOS)
-        )  # by the policies that are moved
-        for path in (*self._folders, *texts, *played):  # artifacts that wait for their upload stay
+        by_policies = self.root.with_name(EVALUATIONS), self.root.with_name(VIDEOS)
+        for path in (*self._folders, *texts, *by_policies):  # artifacts that wait for their upload stay
             if path.exists():
                 path.rename(old / path.name)
         self.make_folders(clean=False)

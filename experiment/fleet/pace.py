@@ -349,10 +349,10 @@ class ReplayRatio:
             if not self._has_reported_waiting:
                 self._has_reported_waiting = True
                 self.ctx.status.state("waiting", "for a learner that continues the finished run")
-                then = f"ends in {CONTINUE_S:g} s unless one follows"
-                then = "waits for the next one" if is_queued else then
+                limit = "" if is_queued else f" for {CONTINUE_S:g} s"
                 self.ctx.console.say(
-                    f"The learner of this run has finished. This actor {then} (--resume with more epochs)."
+                    f"The learner of this run has finished. This actor waits{limit} for one that continues "
+                    "the run (--resume with more epochs)."
                 )
             time.sleep(WAIT_S)
         return True

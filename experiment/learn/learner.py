@@ -152,8 +152,12 @@ def _is_scalar(value: Any) -> bool:
     return value.dim() == 0 if isinstance(value, Tensor) else isinstance(value, int | float)
 
 
-def sequence_priorities(squared_errors: Tensor, mask: Tensor, windows: Tensor, num_windows: int) -> Tensor:
-    """Priorities (W,) float of W windows: PEAK_SHARE times the largest plus the rest times the mean TD error.
+def sequence_priorities(
+    squared_errors: Tensor, mask: Tensor, windows: Tensor, num_windows: int
+) -> tuple[Tensor, Tensor]:
+    """Priorities (W,) float of W windows, and whether each has an error that counts, (W,) bool.
+
+    A priority is PEAK_SHARE times the largest plus the rest times the mean TD error.
 
     Args:
         squared_errors: (B, L, ..., 1) float, averaged over all axes after the second.
@@ -167,8 +171,8 @@ def sequence_priorities(squared_errors: Tensor, mask: Tensor, windows: Tensor, n
     places, none = windows.flatten(), errors.new_zeros(num_windows)
     largest = none.scatter_reduce(0, places, errors.flatten(), "amax")
     total = none.index_add(0, places, errors.flatten())
-    timesteps = none.index_add(0, places, (counts > 0).flatten().to(none.dtype)).clamp(min=1)
-    return PEAK_SHARE * largest + (1 - PEAK_SHARE) * total / timesteps
+    timesteps = none.index_add(0, places, (counts > 0).flatten().to(none.dtype))
+    return PEAK_SHARE * largest + (1 - PEAK_SHARE) * total / timesteps.clamp(min=1), timesteps > 0
 
 
 @gin.configurable(allowlist=["on_nan"])
@@ -514,14 +518,11 @@ class Learner:
                 "RLDataset.sampler = @Sampler()."
             )
         windows = batch.window_idxs[:, :-1]
-        priorities = sequence_priorities(
+        priorities, has_errors = sequence_priorities(
             found["squared_errors"], found["Critic Mask"], windows, num_windows=len(batch.priority_slots)
         )
         # A window of burn-in alone says nothing about its trajectory.
-        counts = torch.zeros_like(priorities).index_add(
-            0, windows.flatten(), found["Critic Mask"].flatten(2).any(-1).flatten().to(priorities.dtype)
-        )
-        slots = batch.priority_slots.where(counts > 0, -1)
+        slots = batch.priority_slots.where(has_errors, -1)
         # Every process draws by priorities, so each needs those of all sequences.
         slots, priorities = self.accelerator.gather((slots, priorities))
         self.report_priorities(slots.cpu().numpy(), priorities.cpu().numpy())

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 logger = logging.getLogger("loxodon")
 Content = TypeVar("Content")
+_LONGEST_NAME = 120  # characters of a name that is made from a text
 _MOST_BYTES = 1 << 28  # largest text that is read at once, in bytes
 
 
@@ -128,6 +129,14 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise json.JSONDecodeError("its brackets are nested too deeply", "", 0) from error
+
+
+def short_name(plain: str, of: str) -> str:
+    """`plain`, or if it is too long for the name of a file, its beginning with a digest of the text `of`."""
+    if len(plain) <= _LONGEST_NAME:
+        return plain
+    digest = hashlib.blake2b(of.encode(errors="replace"), digest_size=4).hexdigest()
+    return f"{plain[:_LONGEST_NAME]}_{digest}"
 
 
 def digest_of(path: Path) -> str:

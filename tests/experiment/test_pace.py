@@ -202,7 +202,7 @@ def test_an_actor_of_a_finished_run_waits_for_its_continuation(
 
     monkeypatch.setattr(pace.time, "sleep", another_begins)
     assert actor.pace.wait_for_continuation()
-    assert "unless one follows" in actor.lines[0]
+    assert "waits for 1e+09 s for one that continues the run" in actor.lines[0]
     monkeypatch.setattr(pace, "CONTINUE_S", 0.0)  # as in a job whose learner is still in the queue
     monkeypatch.setenv(pace.FINISHED_VARIABLE, "K L")
     write_beat(tmp_path, "L", role="learner", state="finished")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from loxodon.agents import Agent, Retrace
-from loxodon.data import DiskTrajDataset, PrioritySampler, load_trajectory, save_trajectory
+from loxodon.data import Batch, DiskTrajDataset, PrioritySampler, load_trajectory, save_trajectory
 from loxodon.envs import EnvSpec, EpsilonGreedy
 from loxodon.experiment import Experiment
 from loxodon.experiment.learn.learner import sequence_priorities
@@ -27,16 +27,22 @@ def test_priorities_mix_the_largest_and_the_mean_error_of_real_timesteps() -> No
     mask = torch.tensor([[True, True, False], [True, True, True]])[:, :, None, None, None].expand_as(squared)
     expected = torch.tensor([0.9 * 3.0 + 0.1 * 2.0, 2.0])
     windows = torch.tensor([[0, 0, 0], [1, 1, 1]])
-    torch.testing.assert_close(sequence_priorities(squared, mask, windows, num_windows=2), expected)
+    found, _ = sequence_priorities(squared, mask, windows, num_windows=2)
+    torch.testing.assert_close(found, expected)
 
 
-def test_training_sets_the_priorities_of_the_files_it_saw(tmp_path: Path) -> None:
+def with_priorities(folder: Path) -> tuple[Experiment, DiskTrajDataset, Batch]:
+    """A run that has collected, its dataset, and a batch of it."""
     dataset = DiskTrajDataset(sampler=PrioritySampler())
-    experiment = make_experiment(tmp_path, dataset=dataset)
+    experiment = make_experiment(folder, dataset=dataset)
     experiment.start()
     experiment.collect_new_training_data()
     dataset.refresh()
-    batch = next(iter(experiment.loader.epoch(0, 1)))
+    return experiment, dataset, next(iter(experiment.loader.epoch(0, 1)))
+
+
+def test_training_sets_the_priorities_of_the_files_it_saw(tmp_path: Path) -> None:
+    experiment, dataset, batch = with_priorities(tmp_path)
     assert batch.priority_slots is not None
     assert (batch.priority_slots >= 0).all()
     before = dataset.sampler.state_dict()
@@ -47,12 +53,7 @@ def test_training_sets_the_priorities_of_the_files_it_saw(tmp_path: Path) -> Non
 
 
 def test_windows_without_losses_keep_their_priorities(tmp_path: Path) -> None:
-    dataset = DiskTrajDataset(sampler=PrioritySampler())
-    experiment = make_experiment(tmp_path, dataset=dataset)
-    experiment.start()
-    experiment.collect_new_training_data()
-    dataset.refresh()
-    batch = next(iter(experiment.loader.epoch(0, 1)))
+    experiment, _, batch = with_priorities(tmp_path)
     batch.mask[0] = False  # such as a window of burn-in alone
     reported: list[Any] = []
     experiment.learner.report_priorities = lambda slots, priorities: reported.append(slots)

@@ -26,9 +26,10 @@ from loxodon.experiment.checkpoint.policy_file import PolicyInfo, policy_header,
 from loxodon.experiment.checkpoint.record import record_run
 from loxodon.experiment.checkpoint.spaces import EnvSpaces
 from loxodon.experiment.config import load_config
+from loxodon.experiment.process.files import short_name
 from loxodon.nets import Categorical, FFTstepEncoder, GRUTrajEncoder, TrajEncoder, TstepEncoder
 from loxodon.tools import evaluate
-from loxodon.tools.evaluate import _file_name, cut_memory, find_policy, main, print_table
+from loxodon.tools.evaluate import cut_memory, find_policy, main, print_table
 
 from ..experiment.fakes import TINY, CountingEnv, make_experiment, run
 from ..nets.encoders import DIM, ENCODERS
@@ -376,9 +377,9 @@ def test_all_contexts_are_of_one_policy_although_a_learner_may_replace_its_file(
 
 
 def test_many_changes_make_a_short_file_name() -> None:
-    assert len(_file_name("a" * 500)) < 140
-    assert _file_name("a" * 500) != _file_name("a" * 499)
-    assert _file_name("best-val-greedy") == "best-val-greedy"
+    assert len(short_name("a" * 500, "a" * 500)) < 140
+    assert short_name("a" * 500, "a" * 500) != short_name("a" * 499, "a" * 499)
+    assert short_name("best-val-greedy", "") == "best-val-greedy"
 
 
 def test_a_policy_is_found_from_inside_its_run(monkeypatch: pytest.MonkeyPatch) -> None:

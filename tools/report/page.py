@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -11,8 +10,8 @@ from pathlib import Path
 
 from ...data.errors import visible
 from ...experiment.output.plots import Panel, draw, line_style
+from ...experiment.process.files import short_name
 
-_LONGEST_SLUG = 120
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 80rem;
   margin: 0 auto; padding: 1rem; overflow-wrap: anywhere; }
@@ -109,8 +108,4 @@ def page(title: str, intro: str, sections: dict[str, str]) -> str:
 def _slug(name: str) -> str:
     """Reduce a name to letters, digits and underscores, short enough for a file name."""
     plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
-    if len(plain) <= _LONGEST_SLUG:
-        return plain
-    return (
-        f"{plain[:_LONGEST_SLUG]}_{hashlib.blake2b(name.encode(errors='replace'), digest_size=4).hexdigest()}"
-    )
+    return short_name(plain, name)
