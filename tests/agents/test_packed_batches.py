@@ -136,7 +136,7 @@ def test_packed_windows_have_the_losses_gradients_and_statistics_of_padded_ones(
         (actor.mean() + critic.mean()).backward()
         mask = batch.mask[..., None, None].expand_as(terms.critic)
         assert batch.priority_slots is not None
-        priorities = sequence_priorities(terms.critic, mask, batch.window_idxs[:, :-1], len(trajs))
+        priorities, _ = sequence_priorities(terms.critic, mask, batch.window_idxs[:, :-1], len(trajs))
         results = {"actor": actor, "critic": critic, "priorities": priorities[batch.priority_slots.argsort()]}
         agent.after_update()
         results |= {f"metric {name}": value for name, value in terms.metrics.items()}
